@@ -87,7 +87,10 @@ def show(found: Found, tokens: Sequence[int], about: str, left_out: Mapping[str,
         column.no_wrap = True
     out.print(made)
     out.print()
-    notes = ["Layers alone: attention, norms and the head come on top. For fp8, x is quantized."]
+    notes = [
+        "Layers alone: attention, norms and the head come on top. For fp8, x is quantized before.",
+        "What each costs in quality: `flashsparse advise`.",
+    ]
     if any(VECTORS in kind for kind in found):
         notes.append("* only for models that were trained with this pattern: one-shot ruins them.")
     notes += [f"{title(kind)} is left out: {why}" for kind, why in left_out.items()]
