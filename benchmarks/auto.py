@@ -22,7 +22,6 @@ from typing import Any
 
 import _results
 import torch
-from _kinds import KINDS, Kind
 from _markdown import Result, markdown
 from _measure import console
 from rich import box
@@ -30,6 +29,7 @@ from rich.table import Table
 
 from flashsparse_plugin.dataflow.choice import Pattern, choose
 from flashsparse_plugin.dataflow.expected import Target, typical_weight
+from flashsparse_plugin.evaluation.kinds import KINDS, Kind
 
 PATH = _results.FOLDER / "auto.csv"
 GPUS = {"H200": "nvidia-h200", "H100": "nvidia-h100-80gb-hbm3"}

@@ -17,6 +17,9 @@ import _results
 import tiled_bitmap.tables
 from _spmm_goals import LARGE, fastest, weights_of
 
+from flashsparse_plugin.known_quality import DENSE, quality
+from flashsparse_plugin.known_quality import span as ratios
+
 GPUS = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 FEW_TOKENS = (1, 8, 16)
 FAR = _results.FOLDER / GPUS[0] / "far.csv"
@@ -24,6 +27,8 @@ FAR = _results.FOLDER / GPUS[0] / "far.csv"
 KINDS = {
     "none": ["fp8"],
     "none, with a kernel that quantizes x": ["fp8 and quantizing"],
+    "none, int4": ["int4, Marlin"],
+    "none, int4 of torch": ["int4"],
     "unstructured, 50%": ["50%"],
     "unstructured, 50%, W8A8": ["50%, int8 x int8"],
     "unstructured, 70%": ["70%"],
@@ -88,6 +93,20 @@ def pattern(*names: str, result: str = "nm", figure: str = "us") -> list[str]:
     ]
 
 
+def marlin() -> list[str]:
+    """Speedups of Marlin's int4 over cuBLAS on each GPU, as the runs of kernels measured them."""
+    return [
+        span(
+            [
+                statistics.geometric_mean(ratios)
+                for rows in large(gpu, "spmm")
+                if (ratios := [r["dense_us"] / r["int4_us"] for r in rows if "int4_us" in r])
+            ]
+        )
+        for gpu in GPUS
+    ]
+
+
 def codes_anywhere(percent: int) -> dict[int, float]:
     """Speedups over cuBLAS of tiled_bitmap with int8 on both sides on an H200, by tokens.
 
@@ -120,99 +139,152 @@ def on_cpu(*kernels: str) -> str:
     return span(found)
 
 
-def far(name: str, figure: str = "us") -> str:
-    """Speedups over cuBLAS on an H200 in FAR's run: geometric means over large layers."""
+def far_at(tokens: int, name: str, figure: str = "us") -> list[float]:
+    """Speedups over cuBLAS on an H200 in FAR's run: geometric means over large layers, by kind."""
     rows = [row for row in _results.read(FAR)["rows"] if weights_of(row) > LARGE]
-    return span(
-        [
-            statistics.geometric_mean(row["dense_us"] / row[figure] for row in own)
-            for kind in KINDS[name]
-            for count in FEW_TOKENS
-            if (own := [row for row in rows if (row["kind"], row["tokens"]) == (kind, count)])
-        ]
+    return [
+        statistics.geometric_mean(row["dense_us"] / row[figure] for row in own)
+        for kind in KINDS[name]
+        if (own := [row for row in rows if (row["kind"], row["tokens"]) == (kind, tokens)])
+    ]
+
+
+def far(name: str, figure: str = "us") -> str:
+    """The span of `far_at` over the small numbers of tokens."""
+    return span([x for count in FEW_TOKENS for x in far_at(count, name, figure)])
+
+
+def int4_at(tokens: int) -> float:
+    """The speedup of Marlin's int4 on an H200: in FAR's run, or else in those of the kernels."""
+    own = far_at(tokens, "none, int4") if FAR.exists() else []
+    if own:
+        return own[0]
+    rows = [row for rows in large(GPUS[0], "spmm") for row in rows if row["tokens"] == tokens]
+    return statistics.geometric_mean(r["dense_us"] / r["int4_us"] for r in rows if "int4_us" in r)
+
+
+def cost(*known: tuple[str, str]) -> str:
+    """Perplexity / dense after one-shot pruning, and after recovery: spans over the models."""
+    found = [each for rule, values in known if (each := quality(rule, values)) is not None]
+    if not found:
+        return "unknown"
+    one_shot, recovered = (
+        [x for each in found for x in getattr(each, name)] for name in ("one_shot", "recovered")
     )
+    shown = ratios(one_shot)
+    return f"{shown}; {ratios(recovered)}" if recovered else shown
 
 
 def heads() -> list[str]:
     """The columns of the table."""
     h200 = ["H200, in a model", "H200, back to back"] if FAR.exists() else ["H200, 1 to 16 tokens"]
-    return ["sparsity", *h200, "H100", "CPU, 1 token", "what to do"]
+    costs = "perplexity / dense, one-shot; recovered"
+    return ["sparsity", *h200, "H100", "CPU, 1 token", costs, "what to do"]
 
 
 def choices() -> list[list[str]]:
-    """The rows of the table: sparsity, speedup on GPUs and on a CPU, advice."""
+    """The rows of the table: sparsity, speedup on GPUs and on a CPU, quality, advice."""
     codes = {"result": "nm_values"}
-    fp8 = [f"fp8: {each}" for each in pattern("2:4", figure="fp8_us")]
+    fp8, int4 = pattern("2:4", figure="fp8_us"), marlin()
     if FAR.exists():
         quantizing = far("none, with a kernel that quantizes x")
-        both = [f"fp8: {far('none')}; {quantizing} with a kernel that quantizes x"]
-        fp8 = [*both, f"fp8: {far('none', 'near_us')}", *fp8[1:]]
+        fp8 = [f"{far('none')}; {quantizing} with a kernel that quantizes x"] + [
+            far("none", "near_us"),
+            *fp8[1:],
+        ]
+        torchs = far("none, int4 of torch")
+        own = far("none, int4") or int4[0]
+        int4 = [f"{own}; torch's: {torchs}" if torchs else own] * 2 + int4[1:]
 
-    def row(name: str, gpus: list[str], cpu: str, advice: str) -> list[str]:
+    def row(name: str, gpus: list[str], cpu: str, costs: str, advice: str) -> list[str]:
         if FAR.exists():
             gpus = [far(name), far(name, "near_us"), *gpus[1:]]
-        return [name, *gpus, cpu, advice]
+        return [name, *gpus, cpu, costs, advice]
 
+    trained = "FlashSparse, only if the model was trained with this pattern"
     return [
         [
-            "none",
+            "none, fp8",
             *fp8,
-            f"dynamic int8: {on_cpu('dense int8')}; int4: {on_cpu('torchao int4 by 128')}",
-            "**not FlashSparse**. GPU: fp8 or int4 in vLLM. CPU: int4 of torchao or llama.cpp",
+            f"dynamic int8: {on_cpu('dense int8')}",
+            cost((DENSE, "fp8")),
+            "**not FlashSparse**: fp8 in vLLM",
+        ],
+        [
+            "none, int4 (Marlin)",
+            *int4,
+            f"torchao: {on_cpu('torchao int4 by 128')}",
+            cost((DENSE, "int4")),
+            "**not FlashSparse**: int4 in vLLM; on a CPU torchao or llama.cpp",
         ],
         row(
             "unstructured, 50%",
             zeros_anywhere(50),
             on_cpu("sparse 50%", "50% anywhere, native"),
-            "GPU: fp8. CPU: FlashSparse, exact",
+            cost(("50%", "16 bits")),
+            "GPU: fp8 or int4. CPU: FlashSparse, exact",
         ),
         row(
             "unstructured, 50%, W8A8",
             [span(list(codes_anywhere(50).values())), ""],
             f"int8 values: {on_cpu('50% anywhere, int8')}",
-            "FlashSparse; fp8 on layers of less than 100 million weights",
+            cost(("50%", "int8")),
+            "GPU: as fast as fp8, and less memory. CPU: FlashSparse",
         ),
         row(
             "unstructured, 70%",
             zeros_anywhere(70),
             on_cpu("sparse 70%", "70% anywhere, native"),
-            "FlashSparse on an H100 and on a CPU; on an H200 fp8, or FlashSparse for exactness",
+            cost(("70%", "16 bits")),
+            "after training. H200: fp8 is faster. H100, CPU: FlashSparse, exact",
         ),
         row(
             "unstructured, 80%",
             zeros_anywhere(80),
             on_cpu("sparse 80%"),
-            "FlashSparse, exact; on an H200 fp8 above 8 tokens or below 100 million weights",
+            cost(("80%", "16 bits")),
+            "after training. H200: as fast as fp8. H100, CPU: FlashSparse, exact",
         ),
-        row("unstructured, 90%", zeros_anywhere(90), on_cpu("sparse 90%"), "FlashSparse"),
+        row(
+            "unstructured, 90%",
+            zeros_anywhere(90),
+            on_cpu("sparse 90%"),
+            cost(("90%", "16 bits")),
+            "FlashSparse, if the model was trained to it",
+        ),
         row(
             "2:4",
             pattern("2:4"),
             on_cpu("2:4, native"),
+            cost(("2:4", "16 bits")),
             "GPU: no faster than fp8; use 8-bit values (next row)",
         ),
         row(
             "2:4, 8-bit values",
             pattern("2:4, fp8_e4m3", "2:4, int8", **codes),
             on_cpu("2:4, fp8_e4m3", "2:4, int8"),
-            "FlashSparse up to 16 tokens",
+            cost(("2:4", "int8")),
+            "FlashSparse up to 16 tokens, after training",
         ),
         row(
             "2:4, 4-bit values",
             pattern("2:4, int4 by 128", **codes),
             on_cpu("2:4, int4 by 128"),
-            "FlashSparse",
+            cost(("2:4", "int4")),
+            "FlashSparse, after training",
         ),
         row(
             "8:32, L = 32 (75%)",
             pattern("8:32, L=32"),
             on_cpu("8:32, L=32, native"),
-            "FlashSparse, if the model was trained with it",
+            cost(("8:32, L=32", "16 bits")),
+            trained,
         ),
         row(
             "8:32, L = 32, 8-bit values",
             pattern("8:32, L=32, fp8_e4m3", "8:32, L=32, int8", **codes),
             on_cpu("8:32, L=32, fp8_e4m3", "8:32, L=32, int8"),
-            "FlashSparse, if the model was trained with it",
+            cost(("8:32, L=32", "int8")),
+            trained,
         ),
     ]

@@ -20,12 +20,12 @@ from typing import Any
 
 import _results
 import torch
-from _kinds import KINDS
 from _spmm_goals import formats_of
 
 from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, Table, Weight, model
 from flashsparse_plugin.dataflow.table import SHIPPED, Entry, Measurement, text_of
 from flashsparse_plugin.dataflow.tuner import entry_of, packed_weight
+from flashsparse_plugin.evaluation.kinds import KINDS
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.gpu import Gpu, find_gpu
 from flashsparse_plugin.plan import FEW, LIBRARY, MANY, SPARSE
@@ -73,9 +73,9 @@ def packed_times(rows: Iterable[Mapping[str, Any]], format: str) -> dict[Weight,
 
 
 def served_times(rows: Iterable[Mapping[str, Any]], dtype: torch.dtype) -> dict[Weight, Times]:
-    """Times of layers.csv."""
+    """Times of layers.csv, without those of other libraries' products of fewer bits."""
     found: dict[tuple[tuple[int, int], str], Times] = {}
-    for row in rows:
+    for row in (row for row in rows if row["kind"] in (DENSE, *KINDS)):
         times = found.setdefault((_shape(row), row["kind"]), {})
         for tokens in filter(str.isdigit, row):
             by_name = times.setdefault(int(tokens), {})

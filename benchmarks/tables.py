@@ -39,6 +39,7 @@ import sparse_24.tables
 import tiled_bitmap.tables
 import tiled_csl.tables
 from _markdown import Result, gpu_conditions, markdown
+from known_quality import MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
@@ -47,7 +48,7 @@ MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)"
 def choice(result: Result) -> str:
     """What each kind of zeros gains, and what to do about it."""
     heads = choices.heads()
-    lines = [heads, ["---", *["---:"] * (len(heads) - 2), "---"], *choices.choices()]
+    lines = [heads, ["---", *["---:"] * (len(heads) - 3), "---", "---"], *choices.choices()]
     h200 = _results.read(choices.FAR) if choices.FAR.exists() else result
     dates = [
         each["about"]["date"][:10]
@@ -56,7 +57,8 @@ def choice(result: Result) -> str:
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines) + (
         "\nTime of dense 16-bit weights / time, of linear layers. GPUs: "
         f"{result['about']['gpu']} ({dates[0]}) and H100 ({dates[1]}), 1 to 16 tokens, layers of "
-        "more than 100 million weights. CPU: AMD EPYC with AVX-512, two threads, 4096x4096.\n"
+        "more than 100 million weights. CPU: AMD EPYC with AVX-512, two threads, 4096x4096. "
+        f"Perplexity: {' and '.join(MODELS)}, the best method of each.\n"
     )
 
 

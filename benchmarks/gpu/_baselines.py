@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from _device import Stopwatch, Time, _measure, cold_bytes
 from _layers import Layer
-from _rivals import marlin
 from torch import Tensor
 
 from flashsparse_plugin.dataflow.tuner import random_weight
+from flashsparse_plugin.evaluation.dense_products import marlin
 
 DENSE_ZEROS = 0.8
 Row = dict[str, Any]
@@ -178,19 +178,18 @@ class Int4:
         """Microseconds as `int4_us` by tokens; nothing for what this machine cannot multiply."""
         if self._missing or device.type != "cuda":
             return {}
-        weight = torch.empty(layer.shape, dtype=dtype, device=device)  # Marlin makes up its own
         try:
-            rival = marlin(weight)
+            rival = marlin(random_weight(layer.shape, 1.0, dtype, device))
         except (ImportError, AttributeError, RuntimeError) as error:
             self._missing = True
             print(f"int4 is left out, Marlin is not here: {str(error).splitlines()[0][:100]}")
             return {}
-        copies = _measure.Rotation(rival.weight.clone, rival.weight.nbytes, cold_bytes(device))
+        copies = _measure.Rotation(rival.copy, rival.nbytes, cold_bytes(device))
         found: dict[int, Row] = {}
         for count in tokens:
-            product = rival.product(activations(count, layer, dtype, device))
+            x = activations(count, layer, dtype, device)
             try:
-                time = stopwatch(lambda product=product: product(copies()), len(copies))
+                time = stopwatch(lambda x=x: rival.multiply(x, copies()), len(copies))
             except (RuntimeError, TypeError) as error:
                 found[count] = {"int4_refused": str(error).splitlines()[0][:100]}
                 continue

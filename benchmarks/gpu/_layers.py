@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashsparse_plugin import served
 from flashsparse_plugin.dataflow.tuner import random_weight
 
 
@@ -57,30 +58,7 @@ LLAMA = [
 
 # The shapes of models that people serve, as vLLM merges their layers; the most used first.
 SERVED = list(
-    dict.fromkeys(
-        Layer("", "", out_features, in_features)
-        for hidden, heads, qkv, gate_up, down in (
-            (4096, 4096, 6144, 28672, 14336),  # Llama-3-8B, Mistral-7B
-            (8192, 8192, 10240, 57344, 28672),  # Llama-3-70B
-            (4096, 4096, 6144, 24576, 12288),  # Qwen3-8B
-            (5120, 8192, 10240, 51200, 25600),  # Qwen3-32B
-            (5120, 5120, 7168, 34816, 17408),  # Qwen3-14B
-            (2048, 2048, 3072, 16384, 8192),  # Llama-3.2-1B
-            (3072, 3072, 5120, 16384, 8192),  # Llama-3.2-3B
-            (2560, 4096, 6144, 19456, 9728),  # Qwen3-4B
-            (5120, 5120, 7680, 35840, 17920),  # Phi-4
-            (5120, 4096, 6144, 65536, 32768),  # Mistral-Small-24B
-            (3840, 4096, 8192, 30720, 15360),  # Gemma-3-12B
-            (5376, 4096, 8192, 43008, 21504),  # Gemma-3-27B
-            (2560, 2048, 4096, 20480, 10240),  # Gemma-3-4B
-            (2048, 2048, 4096, 12288, 6144),  # Qwen3-1.7B
-            (5120, 4096, 6144, 28672, 14336),  # Mistral-Nemo-12B
-            (1024, 2048, 4096, 6144, 3072),  # Qwen3-0.6B
-        )
-        for out_features, in_features in (
-            *((qkv, hidden), (hidden, heads), (gate_up, hidden), (hidden, down)),
-        )
-    )
+    dict.fromkeys(Layer("", "", *shape) for model in served.SERVED for shape in model.shapes)
 )
 
 

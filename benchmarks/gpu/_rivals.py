@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flashsparse_plugin.evaluation.dense_products import marlin
+
 Product = Callable[[Tensor], Callable[[Tensor], Tensor]]
 
 
@@ -39,7 +41,7 @@ def rivals(weight: Tensor) -> Iterator[Rival]:
     Args:
         weight: [out_features, in_features], 16 bits, that follows 2:4.
     """
-    for make in (_cusparselt_fp8, _cusparselt_int8, marlin):
+    for make in (_cusparselt_fp8, _cusparselt_int8, _marlin):
         try:
             yield make(weight)
         except (RuntimeError, ImportError, AttributeError) as error:
@@ -86,25 +88,12 @@ def _cusparselt_int8(weight: Tensor) -> Rival:
     return _cusparselt("cuSPARSELt 2:4, int8 x int8", quantise(weight * 30), quantise)
 
 
-def marlin(weight: Tensor) -> Rival:
+def _marlin(weight: Tensor) -> Rival:
     """Dense int4 by 128 in vLLM: what is served today with as few bits."""
-    import vllm._custom_ops as kernels
-    from vllm.model_executor.layers.quantization.utils.marlin_utils import (
-        marlin_make_workspace_new,
-    )
-    from vllm.scalar_type import scalar_types
-
-    rows, columns = weight.shape
-    kind = scalar_types.uint4b8
-    words = torch.randint(-(2**31), 2**31, (columns // 16, rows * 2), device=weight.device)
-    words = words.to(torch.int32)
-    scales = torch.rand(columns // 128, rows, device=weight.device).to(weight.dtype)
-    workspace = marlin_make_workspace_new(weight.device)
+    made = marlin(weight)
+    words, scales = made.tensors
 
     def product(x: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda own: kernels.marlin_gemm(
-            x, None, own, None, scales, None, None, None, None, None, workspace, kind,
-            len(x), rows, columns, use_fp32_reduce=True,
-        )  # fmt: skip
+        return lambda own: made.multiply(x, (own, scales))
 
     return Rival("Marlin, dense int4 by 128", words, product)

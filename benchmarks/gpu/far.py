@@ -5,9 +5,9 @@
 
 Products of `SparseLinear` over cold weights, in a CUDA graph whose launches alternate between two
 tensors x: none begins before the one before it has ended, as after a norm or an activation (us).
-Then of one x, where on Hopper each launch begins while the one before it ends (near_us). cuBLAS,
-the fastest way to call it, and fp8 stand beside them, fp8 also with one kernel more that rounds x.
-Each product is held against float64 first.
+Then of one x, where on Hopper each launch begins while the one before it ends (near_us). Beside
+them: cuBLAS, the fastest way to call it; fp8, also with one kernel more that quantizes x; and int4
+of torch and, where vLLM is installed, of Marlin. Each product is held against float64 first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import itertools
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
-from _baselines import Ways, _best, _scaled_mm, activations
+from _baselines import Ways, _best, activations
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
-from _kinds import KINDS
 from _layers import LLAMA, Layer, layer
 from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
 from rich import box
@@ -31,29 +29,15 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
+from flashsparse_plugin.evaluation.dense_products import FP8, DenseProduct, dense_products
+from flashsparse_plugin.evaluation.dense_products import TOLERANCE as OF_RIVALS
+from flashsparse_plugin.evaluation.kinds import CHOICES, KINDS
 
 Row = dict[str, Any]
 # Large layers of Qwen3-32B beside those of Llama 3.
 LAYERS = [*LLAMA, layer("51200x5120"), layer("5120x25600")]
-FP8, QUANTIZING = "fp8", "fp8 and quantizing"
+QUANTIZING = "fp8 and quantizing"
 TOLERANCE = 4e-3  # of the norm: one rounding to bfloat16 has 1.7e-3, fp8 x fp8 adds some
-
-
-# By the names of the generated tables: kinds of _kinds.py.
-NAMED = {
-    "50%": "50% tiled_bitmap",
-    "50%, int8 x int8": "50% W8A8",
-    "70%": "70% tiled_bitmap",
-    "80%": "80% tiled_bitmap",
-    "90%": "90% tiled_csl",
-    "2:4": "2:4",
-    "2:4, fp8_e4m3": "2:4 fp8_e4m3",
-    "2:4, int8": "2:4 int8",
-    "2:4, int4 by 128": "2:4 int4 by 128",
-    "8:32, L=32": "8:32",
-    "8:32, L=32, fp8_e4m3": "8:32 fp8_e4m3",
-    "8:32, L=32, int8": "8:32 int8",
-}
 
 
 class Far:
@@ -83,32 +67,33 @@ class Far:
             times = {name: self._stopwatch(*call) for name, call in ways.calls(x).items()}
             found[tokens] = _best(times)["dense_us"]
         del ways
-        if self._device.type == "cuda":
-            self._fp8(each, weight, found)
+        self._rivals(each, weight, found)
         return found
 
-    def _fp8(self, each: Layer, weight: Tensor, dense: dict[int, float]) -> None:
-        eighth = weight.to(torch.float8_e4m3fn)
-        copies = _measure.Rotation(eighth.clone, eighth.nbytes, cold_bytes(self._device))
-        product = partial(
-            _scaled_mm,
-            weights=copies,
-            one=torch.ones((), device=self._device),
-            dtype=self._dtype,
-        )
+    def _rivals(self, each: Layer, weight: Tensor, dense: dict[int, float]) -> None:
+        for found in dense_products(weight):
+            if isinstance(found, tuple):
+                print(f"{each}: {found[0]} is left out: {found[1]}")
+            else:
+                self._rival(each, found, dense)
+
+    def _rival(self, each: Layer, rival: DenseProduct, dense: dict[int, float]) -> None:
+        copies = _measure.Rotation(rival.copy, rival.nbytes, cold_bytes(self._device))
         for tokens in self._arguments.tokens:
             x = activations(tokens, each, self._dtype, self._device)
-            codes = x.to(torch.float8_e4m3fn)
+            self._judge(rival.error(x), OF_RIVALS, f"{each}, {rival.name}, {tokens} tokens")
+            seen = rival.quantize(x)
             calls: dict[str, Callable[[], Tensor]] = {
-                FP8: partial(product, codes),
-                QUANTIZING: lambda x=x: product(x.to(torch.float8_e4m3fn)),
+                rival.name: lambda x=seen: rival.multiply(x, copies())
             }
+            if rival.name == FP8:
+                calls[QUANTIZING] = lambda x=x: rival.multiply(rival.quantize(x), copies())
             for name, call in calls.items():
                 us = self._stopwatch(call, len(copies)).microseconds
                 self._row(each, tokens, name, dense, us, us)
 
     def _kind(self, each: Layer, name: str, dense: dict[int, float]) -> None:
-        packed = KINDS[NAMED[name]].pack(each.shape, self._dtype, self._device)
+        packed = KINDS[CHOICES[name]].pack(each.shape, self._dtype, self._device)
         codes = fs.SparseLinear.from_packed(packed.prepare(self._device))
         layers = _measure.Rotation(
             lambda: fs.SparseLinear.from_packed(_formats.copy_of(codes.packed)),
@@ -130,9 +115,12 @@ class Far:
         packed = linear.packed
         seen = packed.format.round_activations(x, packed.scheme).double()
         right, y = seen @ exact.T, linear(x).double()
-        if not (y - right).norm() <= TOLERANCE * right.norm():
+        self._judge(float((y - right).norm() / right.norm()), TOLERANCE, point)
+
+    def _judge(self, error: float, tolerance: float, point: str) -> None:
+        if not error <= tolerance:
             self.wrong += 1
-            print(f"WRONG {point}: off by {float((y - right).norm() / right.norm()):.2e}")
+            print(f"WRONG {point}: off by {error:.2e}")
 
     def _row(
         self, each: Layer, tokens: int, kind: str, dense: dict[int, float], us: float, near: float
@@ -170,7 +158,7 @@ def main() -> int:
         "--layers", type=lambda text: [layer(each) for each in text.split(",")], default=LAYERS
     )
     options.add_argument("--tokens", type=numbers, default=[1, 8, 16, 32, 64])
-    options.add_argument("--kinds", type=lambda text: text.split(";"), default=list(NAMED))
+    options.add_argument("--kinds", type=lambda text: text.split(";"), default=list(CHOICES))
     arguments = options.parse_args()
     device = device_of(arguments)
     budget = Budget(60 * arguments.minutes)

@@ -7,7 +7,8 @@
 As far.py: cold weights, CUDA graphs whose launches alternate between two tensors x. A row is one
 implementation of one layer, with microseconds in a column for each number of tokens;
 benchmarks/dataflow.py makes tables of layers.csv, and benchmarks/auto.py says how well `auto` does
-on held_out.csv.
+on held_out.csv. What dense layers of fp8 and int4 take by other libraries (far.py checks them) has
+rows of its own, which tables leave out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from typing import Any
 import torch
 from _baselines import activations
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
-from _kinds import KINDS
 from _layers import SERVED, Layer, layer
 from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
 from rich import box
@@ -32,6 +32,8 @@ from torch.nn import functional as F
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
+from flashsparse_plugin.evaluation.dense_products import dense_products
+from flashsparse_plugin.evaluation.kinds import KINDS
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.plan import FEW, LIBRARY, Plan
 
@@ -72,6 +74,16 @@ class Layers:
         if self._device.type == "cuda":
             calls |= {"gemv": ops.gemv, "flat_gemm": ops.flat_gemm}
         self._time(each, DENSE, copies, calls)
+        if not self._arguments.held_out:
+            self._rivals(each, weight)
+
+    def _rivals(self, each: Layer, weight: Tensor) -> None:
+        for rival in dense_products(weight):
+            if isinstance(rival, tuple):
+                print(f"{each}: {rival[0]} is left out: {rival[1]}")
+                continue
+            copies = self._copies(rival.copy, rival.nbytes)
+            self._time(each, rival.name, copies, {rival.name: rival.multiply}, rival.quantize)
 
     def _packed(self, each: Layer, name: str) -> None:
         packed = KINDS[name].pack(each.shape, self._dtype, self._device).prepare(self._device)
@@ -89,6 +101,7 @@ class Layers:
         kind: str,
         copies: _measure.Rotation,
         calls: Mapping[str, Callable[[Tensor, Any], Tensor]],
+        quantize: Callable[[Tensor], Tensor] = lambda x: x,
     ) -> None:
         for name, multiply in calls.items():
             least = LEAST_OF_LIBRARY if name == LIBRARY and kind != DENSE else 1
@@ -96,7 +109,7 @@ class Layers:
             for tokens in self._arguments.tokens:
                 if not least <= tokens <= MOST.get(name, tokens):
                     continue
-                x = activations(tokens, each, self._dtype, self._device)
+                x = quantize(activations(tokens, each, self._dtype, self._device))
                 pair = itertools.cycle((x, x.clone()))
 
                 def call(

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 import flashsparse_plugin
 
 from .advise import advise
+from .bench import bench
 from .calibrate import calibrate
 from .console import out, reported
 from .convert import convert
@@ -96,7 +97,7 @@ def _flashsparse(
 
 _COMMANDS = (
     *(sparsify, prune, recover, convert, unpack, inspect, generate),
-    *(eval, advise, calibrate, tune, doctor),
+    *(eval, advise, bench, tune, calibrate, doctor),
 )
 for command in _COMMANDS:
     resumes = command in (sparsify, convert, recover, unpack)

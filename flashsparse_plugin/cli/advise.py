@@ -4,28 +4,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
+from flashsparse_plugin.known_quality import DENSE, PUBLISHED, needs_training, quality
+
 from .console import err, out, print_json, size, table, usage
-from .models import MODEL, model_directory
-from .tune import shapes_in
+from .models import MODEL, target_shapes
 
 if TYPE_CHECKING:
-    from flashsparse_plugin.checkpoint.read.shapes import ModelShapes
     from flashsparse_plugin.dataflow.advice import Choice, Verdict
     from flashsparse_plugin.gpu import Gpu
+    from flashsparse_plugin.served import ModelShapes
 
 
-class Device(StrEnum):
-    H200 = "H200"
-    H100 = "H100"
-    A100 = "A100"
-    this = "this"
+GPUS = (
+    *("H200", "H100", "A100", "H800", "H20", "B200", "A800"),
+    *("A10G", "A6000", "L4", "L40S", "4090", "6000 Ada", "5090"),
+)
+THIS = "this"
 
 
 def advise(
@@ -37,9 +36,12 @@ def advise(
             metavar="MODEL|SHAPES",
         ),
     ],
-    gpu: Annotated[Device, typer.Option(help="The GPU; this: the one of this machine.")] = (
-        Device.H100
-    ),
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help=f"The GPU: {', '.join(GPUS)}. {THIS}: the one of this machine.", metavar="GPU"
+        ),
+    ] = "H100",
     batch: Annotated[
         str, typer.Option(help="Sequences decoded at once.", metavar="N,N,...")
     ] = "1,8,64",
@@ -65,7 +67,7 @@ def advise(
     with err.status("Starting"):
         from flashsparse_plugin.dataflow import advice
 
-    shapes = _shapes(target)
+    _, shapes = target_shapes(target)
     device = _gpu(gpu)
     choices = [*advice.dense_choices(device), *advice.sparse_choices(device, zeros)]
     found = {n: list(advice.verdicts(choices, shapes.layers, n)) for n in batches}
@@ -76,13 +78,22 @@ def advise(
     if as_json:
         print_json(_plain(device, choices, shapes, batches, found, ladders))
         return
-    out.print(Text(f"Linear layers on an {device.name}, at {zeros:.0%} zeros", style="bold"))
-    out.print(Text("Tokens a second, and the ratio to dense; estimated", style="dim"))
+    article = "an" if device.name[0] in "AHLR" else "a"
+    text = f"Linear layers on {article} {device.name}, at {zeros:.0%} zeros"
+    out.print(Text(text, style="bold"))
+    about = (
+        "Tokens a second, and the ratio to dense: estimated. Quality: perplexity / dense after "
+        "one-shot pruning → after `recover`, measured on the worse of two small models (15M, "
+        "135M); ?: unknown; red: of no use without training."
+    )
+    if not choices[0].is_checked:
+        about += " Nothing was measured on this GPU: its rates are of its data sheet."
+    out.print(Text(about, style="dim"))
     out.print()
     most = 3 if len(batches) < 4 else 2  # columns that 80 characters have room for, evenly
     for first in range(0, len(batches), most):
         _show_choices(choices, shapes, batches[first : first + most])
-    if not all(choice.is_checked for choice in choices):
+    if choices[0].is_checked and not all(choice.is_checked for choice in choices):
         out.print(Text("* not compared with any measurement of ours", style="dim"))
         out.print()
     _show_ladders(ladders, batches, choices)
@@ -99,33 +110,20 @@ def _batches(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, parts)))
 
 
-def _shapes(target: str) -> ModelShapes:
-    from flashsparse_plugin.checkpoint.read.shapes import ModelShapes, model_shapes
+def _gpu(name: str) -> Gpu:
+    from flashsparse_plugin.gpu import find_gpu, gpu_named
 
-    found = shapes_in(target)
-    if found is not None:
-        return ModelShapes(dict.fromkeys(found, 1))
-    path = Path(target)
-    name = str(path.parent) if path.name == "config.json" else target
-    directory = model_directory(name, weights=False)
-    with err.status("Reading config.json"):
-        shapes = model_shapes(directory)
-    if not shapes.layers:
-        raise ValueError(f"{directory} describes a model without linear layers: nothing to advise")
-    return shapes
-
-
-def _gpu(name: Device) -> Gpu:
-    from flashsparse_plugin.gpu import find_gpu
-
-    if name is not Device.this:
-        return find_gpu(name.value, (0, 0))
+    if name != THIS:
+        known = gpu_named(name)
+        if known is None:
+            raise usage(f"{name!r} is not one of {', '.join(GPUS)}, {THIS}", "--gpu")
+        return known
     import torch
 
     if not torch.cuda.is_available():
         raise usage("torch sees no GPU here: name one, such as --gpu H100", "--gpu")
     own = torch.cuda.get_device_name()
-    found = find_gpu(own, torch.cuda.get_device_capability())
+    found = gpu_named(own) or find_gpu(own, torch.cuda.get_device_capability())
     if found.name not in own:
         err.print(Text(f"Note: estimated as an {found.name}: nothing is known of an {own}"))
     return found
@@ -165,17 +163,21 @@ def _nbytes(choice: Choice, shapes: ModelShapes) -> tuple[float, float]:
 
 
 def _show_choices(choices: Sequence[Choice], shapes: ModelShapes, batches: Sequence[int]) -> None:
-    made = table("", "bits", "memory", *(f"batch {n}" for n in batches))
+    made = table("", "memory", "quality", *(f"batch {n}" for n in batches))
     dense = choices[0]
     for choice in choices:
         cells = []
         for n in batches:
             rate, base = (_rate(each, dense, shapes, n) for each in (choice, dense))
-            cells.append(f"{_short(rate)} {rate / base:.2f}×")
-        name = Text(f"{choice.title}{'' if choice.is_checked else ' *'}")
+            cells.append(f"{_short(rate)} {rate / base:.2f}")
+        unlike = dense.is_checked and not choice.is_checked
+        name = Text(f"{choice.title}{' *' * unlike}")
         style = "bold" if choice.kind == "ours" else ""
         memory = size(_nbytes(choice, shapes)[1])
-        made.add_row(name, f"{choice.bits:.2f}", memory, *cells, style=style)
+        known = choice.quality
+        cost = "1" if choice is dense else "?" if known is None else known.short
+        ruinous = choice.kind == "ours" and needs_training(choice.rule, choice.type)
+        made.add_row(name, memory, Text(cost, "red" if ruinous else ""), *cells, style=style)
     _print(made)
 
 
@@ -219,12 +221,28 @@ def _sentence(batch: int, verdict: Verdict) -> Text:
     if not verdict.is_for_us:
         text.append("do not use us here", style="yellow")
         how = f"{1 / ratio:.2f} times as fast" if ratio < 1 / MARGIN else "as fast"
-        return text.append(f": {other} is {how}, and keeps every weight.")
-    text.append(f"{ours} is {ratio:.2f} times as fast as {other}")
-    if verdict.lost:
-        shapes = ", ".join(f"{rows}x{columns}" for rows, columns in verdict.lost)
-        text.append(f"; not on layers of {shapes}: leave those to {other}")
-    return text.append(".")
+        text.append(f": {other} is {how}, and keeps every weight.")
+    else:
+        text.append(f"{ours} is {ratio:.2f} times as fast as {other}")
+        text.append(_only_if(verdict.ours))
+        if verdict.lost:
+            shapes = ", ".join(f"{rows}x{columns}" for rows, columns in verdict.lost)
+            text.append(f"; not on layers of {shapes}: leave those to {other}")
+        text.append(".")
+    if verdict.trained is not None:
+        choice, ratio = verdict.trained
+        text.append(f" ({choice.title}: {ratio:.2f} times, only if the model was trained for it.)")
+    return text
+
+
+def _only_if(choice: Choice) -> str:
+    """What has to be done for it to be of use."""
+    if not needs_training(choice.rule, choice.type):
+        return ""
+    found = choice.quality or quality(choice.rule)
+    if found is None:
+        return ", after training only: nobody measured what it costs"
+    return f", after training only (perplexity / dense {found.short})"
 
 
 def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
@@ -244,9 +262,26 @@ def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
             "counted."
         )
     notes.append("Memory of the key-value cache comes on top, and time of attention.")
-    notes.append("Zeros and fewer bits cost quality: `flashsparse eval` measures how much.")
+    notes.append("`flashsparse eval` measures what they cost your model in quality.")
     out.print()
     out.print(Text(" ".join(notes), style="dim"))
+    out.print(Text("Published:", style="dim"))
+    for (rule, values), (what, where) in PUBLISHED.items():
+        name = values if rule == DENSE else rule
+        out.print(Text(f"  {name}: {what} ({where})", style="dim"))
+
+
+def _cost(choice: Choice) -> dict[str, Any] | None:
+    """For programs: what is known of a choice's quality."""
+    found = choice.quality
+    if found is None:
+        return None
+    return {
+        "models": found.models,
+        "one_shot": found.one_shot,
+        "recovered": found.recovered,
+        "published": found.published,
+    }
 
 
 def _plain(
@@ -263,6 +298,7 @@ def _plain(
         rates = {str(n): round(_rate(choice, choices[0], shapes, n), 1) for n in batches}
         line = {"title": choice.title, "kind": choice.kind, "zeros": round(choice.sparsity, 4)}
         line |= {"bits": round(choice.bits, 3), "linear_bytes": round(layers)}
+        line |= {"perplexity_over_dense": _cost(choice)}
         lines.append(line | {"bytes": round(whole), "tokens_per_second": rates})
     return {
         "gpu": gpu.name,
@@ -281,6 +317,8 @@ def _plain(
                 "other": verdict.rival.title,
                 "ratio": round(verdict.ratio, 3),
                 "not_on": [f"{rows}x{columns}" for rows, columns in verdict.lost],
+                "after_training_only": needs_training(verdict.ours.rule, verdict.ours.type),
+                "if_trained_for_it": verdict.trained and verdict.trained[0].title,
             }
             for n in batches
             for verdict in found[n]

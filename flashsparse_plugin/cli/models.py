@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint import ModelDirectory
     from flashsparse_plugin.checkpoint.hub.fetching import HubModel, Tell
     from flashsparse_plugin.checkpoint.hub.publishing import Publisher
+    from flashsparse_plugin.served import ModelShapes
 
 
 class Dtype(StrEnum):
@@ -73,6 +75,59 @@ def model_directory(name: str, changes: bool = False, weights: bool = True) -> P
             return directory_of(name, tell, weights)
     except CheckpointError as error:
         raise usage(str(error), "MODEL") from None
+
+
+def target_shapes(target: str) -> tuple[str | None, ModelShapes]:
+    """The shapes of a model, by its name in the table of served ones, its directory or the Hub.
+
+    Args:
+        target: The same, or shapes themselves: "4096x4096,28672x4096".
+
+    Returns:
+        The model's name in the table, None where it is not there; and its shapes.
+
+    Raises:
+        typer.BadParameter: For what is none of these.
+        ValueError: For a model without linear layers.
+    """
+    from flashsparse_plugin.served import ModelShapes, served, served_names
+
+    found = shapes_in(target)
+    if found is not None:
+        return None, ModelShapes(dict.fromkeys(found, 1))
+    path = Path(target).expanduser()
+    known = served(target)
+    if known is not None and not path.exists():
+        return known.names[0], known.model_shapes
+    if "/" not in target and not path.exists():
+        raise usage(
+            f"{target!r} is not a directory, and not a model that is known: {served_names()}",
+            "MODEL",
+        )
+    directory = model_directory(
+        str(path.parent) if path.name == "config.json" else target, weights=False
+    )
+    with err.status("Reading config.json"):
+        from flashsparse_plugin.checkpoint.read.shapes import model_shapes
+
+        shapes = model_shapes(directory)
+    if not shapes.layers:
+        raise ValueError(f"{directory} describes a model without linear layers")
+    return None, shapes
+
+
+def shapes_in(text: str) -> list[tuple[int, int]] | None:
+    """Reads shapes out x in with commas between them; None for what is not written so.
+
+    Raises:
+        typer.BadParameter: For a shape that no layer has.
+    """
+    if not re.fullmatch(r"\d+x\d+(,\d+x\d+)*", text):
+        return None
+    found = [tuple(map(int, part.split("x"))) for part in text.split(",")]
+    if any(not 1 <= side <= 1 << 23 for shape in found for side in shape):
+        raise usage("a layer has between 1 and 2^23 rows and as many columns", "SHAPES")
+    return list(dict.fromkeys((o, i) for o, i in found))
 
 
 def model_name(directory: Path) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from rich.text import Text
 
 from .console import err, out, print_json, usage
-from .models import MODEL, model_directory, parse_option
+from .models import MODEL, model_directory, parse_option, shapes_in
 from .tune_plot import draw_times
 from .tune_show import BATCHES, least_zeros, show_entries, show_least_zeros
 
@@ -132,20 +131,6 @@ def tune(
 
 
 # ---- what to look at ----------------------------------------------------------------------------
-
-
-def shapes_in(text: str) -> list[tuple[int, int]] | None:
-    """Reads shapes out x in with commas between them; None for what is not written so.
-
-    Raises:
-        typer.BadParameter: For a shape that no layer has.
-    """
-    if not re.fullmatch(r"\d+x\d+(,\d+x\d+)*", text):
-        return None
-    found = [tuple(map(int, part.split("x"))) for part in text.split(",")]
-    if any(not 1 <= side <= 1 << 23 for shape in found for side in shape):
-        raise usage("a layer has between 1 and 2^23 rows and as many columns", "SHAPES")
-    return list(dict.fromkeys((o, i) for o, i in found))
 
 
 def _shapes(target: str) -> tuple[list[tuple[int, int]], Path | None]:

@@ -11,6 +11,7 @@ import torch
 
 from ..formats import get_format
 from ..gpu import Gpu, library_seconds
+from ..known_quality import DENSE, Quality, quality
 from . import rivals
 from .expected import DENSITIES, ESTIMATED, sample, unstructured_schemes
 from .model import Weight, best_seconds
@@ -20,6 +21,7 @@ Kind = Literal["dense", "rival", "ours"]
 Values = Literal[16, 8, 4]
 
 MARGIN = ESTIMATED
+MEASURED = ("H200", "H100")
 WINDOW, LENGTH = 32, 32  # of vector-wise patterns
 
 
@@ -35,6 +37,8 @@ class Choice:
         bits: A weight, in the memory of the GPU.
         seconds: Time of a product by shape and tokens, with x read and y written.
         is_checked: Whether its estimates were compared with measurements of ours.
+        rule: Its zeros, as `known_quality` has them.
+        type: Of its values, likewise.
     """
 
     title: str
@@ -44,6 +48,18 @@ class Choice:
     bits: float
     seconds: Callable[[Shape, int], float]
     is_checked: bool = True
+    rule: str = DENSE
+    type: str = "16 bits"
+
+    @property
+    def is_trained_only(self) -> bool:
+        """Whether rows share their zeros: nothing but training with the pattern bears that."""
+        return ", L=" in self.rule
+
+    @property
+    def quality(self) -> Quality | None:
+        """What is known of its cost; None: nothing."""
+        return quality(self.rule, self.type)
 
     def total(self, layers: Mapping[Shape, int], tokens: int) -> float:
         """Seconds of so many layers of each shape."""
@@ -58,12 +74,13 @@ def dense_choices(gpu: Gpu) -> list[Choice]:
             own(shape, tokens, gpu) + rivals.activation_seconds(shape, tokens, gpu)
         )
 
-    hopper = gpu.capability == (9, 0)  # what was measured
+    hopper = gpu.name in MEASURED
     found = [Choice("dense", "dense", 16, 0.0, 16.0, whole(library_seconds), hopper)]
     if gpu.capability >= rivals.FP8_CAPABILITY:
-        found.append(Choice("fp8", "rival", 8, 0.0, 8.0, whole(rivals.fp8_seconds), hopper))
-    own = whole(rivals.int4_seconds)
-    return [*found, Choice("int4", "rival", 4, 0.0, rivals.INT4_BITS, own, gpu.name == "H200")]
+        fp8 = whole(rivals.fp8_seconds)
+        found.append(Choice("fp8", "rival", 8, 0.0, 8.0, fp8, hopper, DENSE, "fp8"))
+    own, bits, here = whole(rivals.int4_seconds), rivals.INT4_BITS, gpu.name == "H200"
+    return [*found, Choice("int4", "rival", 4, 0.0, bits, own, here, DENSE, "int4")]
 
 
 def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:
@@ -125,8 +142,13 @@ def sparse_choice(
     needed = 1 - density if anywhere else 1 - options["n"] / options["m"]
     title = ", ".join(filter(None, (format, f"{needed:.0%}", told))) if anywhere else told
     unmeasured = values == 4 and options["m"] > 4
-    checked = gpu.capability == (9, 0) and not unmeasured
-    return Choice(title, "ours", values, needed, bits, seconds, checked)
+    checked = gpu.name in MEASURED and not unmeasured
+    pattern = title.split(", ")
+    rule = ", ".join(each for each in pattern if ":" in each or "L=" in each)
+    if anywhere:
+        rule = f"{100 * needed:.4g}%"
+    of_values = options.get("values", "16 bits")
+    return Choice(title, "ours", values, needed, bits, seconds, checked, rule, of_values)
 
 
 def wins_from(
@@ -180,6 +202,8 @@ class Verdict:
         rival: The fastest of the others.
         ratio: The rival's time / ours.
         lost: Shapes of layers on which the rival is not slower, where ours is faster as a whole.
+        trained: The fastest of ours for models that were trained with a pattern of vectors, and the
+            rival's time / its; None where it is not faster than `ours`.
     """
 
     values: Values
@@ -187,6 +211,7 @@ class Verdict:
     rival: Choice
     ratio: float
     lost: tuple[Shape, ...]
+    trained: tuple[Choice, float] | None = None
 
     @property
     def is_for_us(self) -> bool:
@@ -199,11 +224,13 @@ def verdicts(
 ) -> Iterator[Verdict]:
     """For values of 8 bits or more, and with those of 4, the fastest of ours beside the others'.
 
-    What has fewer bits is compared with what has as few: 4 bits cost quality that 8 do not.
+    What has fewer bits is compared with what has as few: 4 bits cost quality that 8 do not. A
+    pattern that only training bears is never the best, but has a field of its own.
     """
     for bits in (8, 4):
-        ours = [x for x in choices if x.kind == "ours" and x.values >= bits]
+        all_ours = [x for x in choices if x.kind == "ours" and x.values >= bits]
         others = [x for x in choices if x.kind != "ours" and x.values >= bits]
+        ours = [x for x in all_ours if not x.is_trained_only]
         if not ours:
             continue
 
@@ -216,4 +243,8 @@ def verdicts(
             for shape in layers
             if rival.seconds(shape, tokens) < MARGIN * best.seconds(shape, tokens)
         )
-        yield Verdict(8 if bits == 8 else 4, best, rival, total(rival) / total(best), lost)
+        fastest, ratio = min(all_ours, key=total), total(rival) / total(best)
+        trained = None if fastest is best else (fastest, total(rival) / total(fastest))
+        if trained is not None and trained[1] < MARGIN * max(ratio, 1.0):
+            trained = None
+        yield Verdict(8 if bits == 8 else 4, best, rival, ratio, lost, trained)

@@ -148,7 +148,12 @@ def typical_weight(shape: tuple[int, int], scheme: Scheme, density: float) -> We
 def sample(scheme: Scheme, density: float) -> tuple[float, float]:
     """Bits a weight, and the density, of a random weight."""
     side = 512
-    found = packed_weight((side, side), scheme, density)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for so small a weight, others only wait
+    try:
+        found = packed_weight((side, side), scheme, density)
+    finally:
+        torch.set_num_threads(threads)
     return 8 * found.nbytes / side**2, found.density
 
 

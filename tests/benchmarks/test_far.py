@@ -7,9 +7,13 @@ import sys
 
 import _results
 import auto
+import dataflow
 import far
 import layers
 import pytest
+import torch
+
+from flashsparse_plugin.evaluation.dense_products import dense_products, fp8
 
 
 @pytest.fixture
@@ -26,13 +30,34 @@ def run(monkeypatch, tmp_path):
 def test_each_kind_is_right_and_timed(run):
     rows = _results.read(run(far, "--tokens", "1,8") / "far.csv")["rows"]
     assert [(row["kind"], row["tokens"]) for row in rows] == [
-        (kind, tokens) for kind in far.NAMED for tokens in (1, 8)
+        (kind, tokens) for kind in ("int4", *far.CHOICES) for tokens in (1, 8)
     ]
     assert all(min(row["us"], row["near_us"], row["dense_us"]) > 0 for row in rows)
 
 
-def test_a_wrong_product_is_told(run, monkeypatch):
-    monkeypatch.setattr(far, "TOLERANCE", 1e-9)
+def fp8_beside(others):
+    """What a GPU has: fp8, which torch multiplies on a CPU, too; and a library that is missing."""
+    return lambda weight: [fp8(weight), *others(weight), ("int4, Marlin", "No module named 'vllm'")]
+
+
+def test_rivals_of_a_gpu_have_rows_and_the_missing_a_line(run, monkeypatch, capsys):
+    for program, options in ((far, ["--kinds", "2:4"]), (layers, ["--kinds", "2:4"])):
+        monkeypatch.setattr(program, "dense_products", fp8_beside(dense_products))
+        path = run(program, "--tokens", "1,8", *options) / f"{program.__name__}.csv"
+        rows = _results.read(path)["rows"]
+        assert "int4, Marlin is left out: No module named 'vllm'" in capsys.readouterr().out
+        kinds = list(dict.fromkeys(row["kind"] for row in rows))
+        if program is far:
+            assert kinds == ["fp8", "fp8 and quantizing", "int4", "2:4"]
+        else:
+            assert kinds == ["dense", "fp8", "int4", "2:4"]
+            known = dataflow.served_times(rows, torch.bfloat16)
+            assert [weight.format for weight in known] == ["dense", "sparse_24"]
+
+
+@pytest.mark.parametrize("name", ["TOLERANCE", "OF_RIVALS"])
+def test_a_wrong_product_is_told(run, monkeypatch, name):
+    monkeypatch.setattr(far, name, 1e-9)
     with pytest.raises(AssertionError):
         run(far, "--tokens", "1", "--kinds", "2:4")
 
@@ -40,7 +65,7 @@ def test_a_wrong_product_is_told(run, monkeypatch):
 def test_each_implementation_has_a_row(run):
     options = ("--tokens", "1,64", "--kinds", "2:4;90% tiled_csl")
     rows = _results.read(run(layers, *options) / "layers.csv")["rows"]
-    assert [row["kind"] for row in rows] == ["dense", "2:4", "90% tiled_csl"]
+    assert [row["kind"] for row in rows] == ["dense", "int4", "2:4", "90% tiled_csl"]
     assert all(row["1"] > 0 and row["64"] > 0 for row in rows)
 
 

@@ -2,6 +2,7 @@
 """`flashsparse advise`: from a config.json alone, and where it sends people elsewhere."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -63,8 +64,31 @@ def test_nothing_is_cut_off_at_80_columns(llama, batches, tables):
     text = advise(llama, "--gpu", "H200", "--batch", batches, "--zeros", "0.625").stdout
     lines = [line for line in text.splitlines() if line.startswith("tiled_bitmap, 62%, int8")]
     assert len(lines) == tables and max(map(len, lines)) <= 80
-    ratios = [ratio for line in lines for ratio in line.split() if ratio.endswith("×")]
+    ratios = [each for line in lines for each in re.findall(r"\d\.\d\d(?=  |$)", line.rstrip())]
     assert len(ratios) == batches.count(",") + 1
+
+
+def test_quality_stands_beside_speed_and_what_it_ruins_is_not_the_best():
+    """With half zeros vectors of 32 rows are the fastest, and nothing is left of a model."""
+    target = ("Llama-3.1-8B", "--gpu", "H200", "--batch", "1")
+    found = json.loads(advise(*target, "--json").stdout)
+    costs = {each["title"]: each["perplexity_over_dense"] for each in found["choices"]}
+    assert min(costs["16:32, L=32, int8"]["one_shot"]) > 10
+    assert max(costs["tiled_bitmap, 50%"]["one_shot"]) < 2 and costs["dense"] is None
+    assert "Sparse-Llama-3.1-8B-2of4" in costs["2:4"]["published"][0]
+    for verdict in found["verdicts"]:
+        assert verdict["ours"].startswith("2:4, int") and verdict["after_training_only"]
+        assert verdict["if_trained_for_it"].startswith("16:32, L=32")
+    text = " ".join(advise(*target).stdout.split())
+    assert "as fast as fp8, after training only (perplexity / dense 3.1→2.0)" in text
+    assert "times, only if the model was trained for it.)" in text
+    assert "(https://huggingface.co/RedHatAI/Sparse-Llama-3.1-8B-2of4)" in text
+
+
+def test_a_gpu_that_nobody_measured_says_so():
+    text = " ".join(advise("4096x4096", "--gpu", "4090", "--batch", "1").stdout.split())
+    assert text.startswith("Linear layers on an RTX 4090") and "its data sheet" in text
+    assert "data sheet" not in advise("4096x4096", "--gpu", "H100", "--batch", "1").stdout
 
 
 def test_an_a100_has_no_fp8():
@@ -79,6 +103,7 @@ def test_an_a100_has_no_fp8():
         (["4096x4096", "--batch", "1,a"], "not up to four numbers"),
         (["0x4096"], "between 1 and 2^23"),
         (["4096x4096", "--gpu", "this"], "torch sees no GPU here"),
+        (["4096x4096", "--gpu", "TPU"], "'TPU' is not one of H200, H100, A100, "),
         (["nothing-here"], "is not a directory"),
     ],
 )

@@ -8,17 +8,18 @@ import statistics
 import _results
 import pytest
 import torch
-from _kinds import KINDS
 from estimates import PATTERN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
+from flashsparse_plugin.cli.advise import GPUS as NAMED
 from flashsparse_plugin.dataflow import BUCKETS, DENSE, Weight, model
 from flashsparse_plugin.dataflow.expected import typical_weight
 from flashsparse_plugin.dataflow.tuner import packed_weight
+from flashsparse_plugin.evaluation.kinds import KINDS
 from flashsparse_plugin.formats import find_form, get_format
-from flashsparse_plugin.gpu import GPUS, find_gpu
+from flashsparse_plugin.gpu import DATA_SHEETS, GPUS, find_gpu, gpu_named
 from flashsparse_plugin.ops import plan
 from flashsparse_plugin.plan import FEW, LIBRARY, MANY, SPARSE
 
@@ -197,7 +198,25 @@ def test_gpus():
     assert H200.name == "H200"
     assert find_gpu("NVIDIA A100-SXM4-80GB", (8, 0)).name == "A100"
     assert find_gpu("NVIDIA RTX 9999", (12, 0)).name == "H100"
-    assert find_gpu("NVIDIA RTX 4090", (8, 9)).name == "A100"
+    assert find_gpu("NVIDIA GeForce RTX 3090", (8, 6)).name == "A100"
+    assert find_gpu("NVIDIA GeForce RTX 4090", (8, 9)).name == "RTX 4090"
+    assert find_gpu("NVIDIA L40S", (8, 9)).name == "L40S"  # no L4
+    assert find_gpu("NVIDIA H800", (9, 0)) == find_gpu("NVIDIA H100", (9, 0))  # whose tables it has
+
+
+def test_gpus_that_users_name():
+    named = ("H200", "rtx 4090", "4090", "RTX-5090", "a6000", "6000 ada", "NVIDIA L4")
+    found = [gpu_named(name) for name in named]
+    assert [gpu and gpu.name for gpu in found] == [
+        *("H200", "RTX 4090", "RTX 4090", "RTX 5090", "RTX A6000", "RTX 6000 Ada", "L4")
+    ]
+    assert gpu_named("H2000") is None
+    names = [gpu.name for gpu in (*GPUS, *DATA_SHEETS)]
+    assert len(set(names)) == len(names)  # one truth
+    assert all(gpu_named(name) for name in NAMED)
+    for gpu in (*GPUS, *DATA_SHEETS):  # in units of each other
+        assert 0.85 < gpu.memory / gpu.bus < 0.96 and gpu.memory < gpu.l2 < 10 * gpu.memory
+        assert 25 < gpu.arithmetic / gpu.memory < 400
 
 
 @pytest.mark.parametrize("shape", LLAMA2_7B)

@@ -6,13 +6,13 @@ import math
 import _results
 import pytest
 import torch
-from _kinds import KINDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow import model
 from flashsparse_plugin.dataflow.expected import typical_weight
+from flashsparse_plugin.evaluation.kinds import KINDS
 from flashsparse_plugin.formats.pattern.options import VECTOR_LENGTHS, PatternOptions
 from flashsparse_plugin.gpu import GPUS
 from flashsparse_plugin.packed import FormatError, PackedWeight

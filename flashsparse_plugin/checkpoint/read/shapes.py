@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...modules import experts_of, linear_modules, shape_of
 from ...roles import routers
+from ...served import ModelShapes, Shape
 from ..files.headers import CheckpointError
 from .linears import build_config_on_meta
 
-Shape = tuple[int, int]  # (out_features, in_features)
 # What vLLM merges, by `packed_modules_mapping` of its models. Where a model has such layers and an
 # engine runs them apart, they still get one format: that is no mistake.
 _MERGED = (
@@ -24,24 +23,6 @@ _MERGED = (
     ("in_proj_qkv", "in_proj_z"),
     ("in_proj_b", "in_proj_a"),
 )
-
-
-@dataclass(frozen=True)
-class ModelShapes:
-    """What the estimates of a model's speed and size go by.
-
-    Attributes:
-        layers: How many linear layers there are of each shape, as engines merge them; without the
-            output head.
-        head: Shape of the output head; None where there is none.
-        others: Parameters that are in none of these layers, a tied head's counted once.
-        experts: How many of the others are weights of experts.
-    """
-
-    layers: Mapping[Shape, int]
-    head: Shape | None = None
-    others: int = 0
-    experts: int = 0
 
 
 def model_shapes(path: Path) -> ModelShapes:

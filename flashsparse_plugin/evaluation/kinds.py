@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-import flashsparse_plugin as fs
-from flashsparse_plugin.dataflow.tuner import random_weight
-from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.formats.pattern.options import PatternOptions
-from flashsparse_plugin.packed import Scheme
+from ..dataflow.tuner import random_weight
+from ..formats import get_format, pack
+from ..formats.pattern.options import PatternOptions
+from ..packed import PackedWeight, Scheme
 
 
 class Kind(NamedTuple):
@@ -35,14 +34,14 @@ class Kind(NamedTuple):
 
     def pack(
         self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
-    ) -> fs.PackedWeight:
+    ) -> PackedWeight:
         """A random weight, packed as it is stored."""
         kept = 1.0 if self.sparsity is None else 1 - self.sparsity
         weight = random_weight(shape, kept, dtype, device)
         if self.sparsity is None:
             pattern = {key: self.options[key] for key in self.options if key != "activations"}
             weight = PatternOptions(**pattern).keep_largest(weight).contiguous()
-        return fs.pack(weight, self.format, self.options)
+        return pack(weight, self.format, self.options)
 
 
 def vectors(**options: Any) -> Kind:
@@ -63,4 +62,21 @@ KINDS = {
     "8:32": vectors(n=8, m=32, vector_length=32),
     "8:32 fp8_e4m3": vectors(n=8, m=32, vector_length=32, values="fp8_e4m3"),
     "8:32 int8": vectors(n=8, m=32, vector_length=32, values="int8"),
+}
+
+
+# Those that people choose among, by the names of results and of tables: kinds of KINDS.
+CHOICES = {
+    "50%": "50% tiled_bitmap",
+    "50%, int8 x int8": "50% W8A8",
+    "70%": "70% tiled_bitmap",
+    "80%": "80% tiled_bitmap",
+    "90%": "90% tiled_csl",
+    "2:4": "2:4",
+    "2:4, fp8_e4m3": "2:4 fp8_e4m3",
+    "2:4, int8": "2:4 int8",
+    "2:4, int4 by 128": "2:4 int4 by 128",
+    "8:32, L=32": "8:32",
+    "8:32, L=32, fp8_e4m3": "8:32 fp8_e4m3",
+    "8:32, L=32, int8": "8:32 int8",
 }

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes of models; those that people serve most, so that nobody has to fetch a config.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Shape = tuple[int, int]  # (out_features, in_features)
+
+
+@dataclass(frozen=True)
+class ModelShapes:
+    """What the estimates of a model's speed and size go by.
+
+    Attributes:
+        layers: How many linear layers there are of each shape, as engines merge them; without the
+            output head.
+        head: Shape of the output head; None where there is none.
+        others: Parameters that are in none of these layers, a tied head's counted once.
+        experts: How many of the others are weights of experts.
+    """
+
+    layers: Mapping[Shape, int]
+    head: Shape | None = None
+    others: int = 0
+    experts: int = 0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A decoder's sizes, as its config.json has them.
+
+    Attributes:
+        names: What it is called, without the organization.
+        layers: Decoder layers.
+        hidden: Columns of most layers.
+        heads: Columns of the attention's output projection.
+        qkv: Rows of q, k and v together.
+        inner: Columns of the down projection; gate and up have as many rows each.
+        vocabulary: Rows of the embedding.
+        tied: Whether the output head is the embedding.
+    """
+
+    names: tuple[str, ...]
+    layers: int
+    hidden: int
+    heads: int
+    qkv: int
+    inner: int
+    vocabulary: int
+    tied: bool = False
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Of the linear layers, as engines merge them: qkv, o, gate and up, down."""
+        return [
+            (self.qkv, self.hidden),
+            (self.hidden, self.heads),
+            (2 * self.inner, self.hidden),
+            (self.hidden, self.inner),
+        ]
+
+    @property
+    def model_shapes(self) -> ModelShapes:
+        """All that estimates go by; the parameters of norms are few and left out."""
+        embeddings = (1 if self.tied else 2) * self.vocabulary * self.hidden
+        head = self.vocabulary, self.hidden
+        return ModelShapes(dict.fromkeys(self.shapes, self.layers), head, embeddings)
+
+
+SERVED = (
+    Served(("Llama-3.1-8B", "Llama-3-8B"), 32, 4096, 4096, 6144, 14336, 128256),
+    Served(("Llama-3.3-70B", "Llama-3.1-70B", "Llama-3-70B"), 80, 8192, 8192, 10240, 28672, 128256),
+    Served(("Qwen3-8B",), 36, 4096, 4096, 6144, 12288, 151936),
+    Served(("Qwen3-32B",), 64, 5120, 8192, 10240, 25600, 151936),
+    Served(("Qwen3-14B",), 40, 5120, 5120, 7168, 17408, 151936),
+    Served(("Llama-3.2-1B",), 16, 2048, 2048, 3072, 8192, 128256, tied=True),
+    Served(("Llama-3.2-3B",), 28, 3072, 3072, 5120, 8192, 128256, tied=True),
+    Served(("Qwen3-4B",), 36, 2560, 4096, 6144, 9728, 151936, tied=True),
+    Served(("Phi-4",), 40, 5120, 5120, 7680, 17920, 100352),
+    Served(("Mistral-Small-24B",), 40, 5120, 4096, 6144, 32768, 131072),
+    Served(("Gemma-3-12B",), 48, 3840, 4096, 8192, 15360, 262208, tied=True),
+    Served(("Gemma-3-27B",), 62, 5376, 4096, 8192, 21504, 262208, tied=True),
+    Served(("Gemma-3-4B",), 34, 2560, 2048, 4096, 10240, 262208, tied=True),
+    Served(("Qwen3-1.7B",), 28, 2048, 2048, 4096, 6144, 151936, tied=True),
+    Served(("Mistral-Nemo",), 40, 5120, 4096, 6144, 14336, 131072),
+    Served(("Qwen3-0.6B",), 28, 1024, 2048, 4096, 3072, 151936, tied=True),
+    Served(("Mistral-7B",), 32, 4096, 4096, 6144, 14336, 32768),
+)
+"""The most used first."""
+
+# What may follow the name: it does not change the shapes.
+_REST = re.compile(r"(-(instruct|it|pt|base|chat|hf|fp8|2of4|12b|v\d[\d.]*|\d{4}))*")
+
+
+def served(name: str) -> Served | None:
+    """The model of a name such as "meta-llama/Llama-3.1-8B-Instruct" or "qwen3-8b".
+
+    Args:
+        name: With or without the organization, in any case.
+
+    Returns:
+        None for a model that is not in the table.
+    """
+    short = name.rpartition("/")[2].partition("@")[0].lower()
+    short = short.removeprefix("meta-").removeprefix("sparse-")
+    for each in SERVED:
+        for known in map(str.lower, each.names):
+            if short.startswith(known) and _REST.fullmatch(short, len(known)):
+                return each
+    return None
+
+
+def served_names() -> str:
+    """The first name of each model, for messages."""
+    return ", ".join(each.names[0] for each in SERVED)
