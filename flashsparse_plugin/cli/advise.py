@@ -39,7 +39,7 @@ def advise(
     gpu: Annotated[
         str,
         typer.Option(
-            help=f"The GPU: {', '.join(GPUS)}. {THIS}: the one of this machine.", metavar="GPU"
+            help=f"The GPU: {', '.join(GPUS)}. {THIS}: the one of this machine.", metavar="NAME"
         ),
     ] = "H100",
     batch: Annotated[
