@@ -8,21 +8,8 @@
 
 namespace flashsparse::mma_units {
 
-// Whether this warp is the last to arrive, after `others` that share `counter`. The last one sees
-// what all have written to global memory before, and leaves the counter at zero for the next
-// launch.
-__device__ __forceinline__ bool last_warp(uint32_t* counter, uint32_t others) {
-  __syncwarp();
-  uint32_t before = 0;
-  if (threadIdx.x % 32 == 0) before = arrive(counter);
-  before = __shfl_sync(~0u, before, 0);
-  __syncwarp();
-  if (before != others) return false;
-  if (threadIdx.x % 32 == 0) *counter = 0;
-  return true;
-}
-
-// True for the last to arrive of the sharers `first` to `last`, which then has the sums of all.
+// True for the last to arrive of the sharers `first` to `last`, which then has the sums of all. It
+// leaves the counter at zero for the next launch.
 // counter(): theirs, a call since its address would cost registers while sums are stored.
 // part(sharer): where the lane's partial sums are, 4 * kFours of them, 32 float4 from four to four.
 // is_used(four): whether these four are of any token. kAtOnce of them are loaded at a time, as many
@@ -35,7 +22,14 @@ __device__ __forceinline__ bool reduce(Sum* sums, const Counter& counter, int ow
   for (int i = 0; i < kFours; ++i) {
     if (is_used(i)) store_global(mine + i * 32, moved(sums + 4 * i));
   }
-  if (!last_warp(counter(), last - first)) return false;
+  uint32_t* const arrivals = counter();
+  __syncwarp();
+  uint32_t before = 0;
+  if (threadIdx.x % 32 == 0) before = arrive(arrivals);
+  before = __shfl_sync(~0u, before, 0);
+  __syncwarp();
+  if (before != static_cast<uint32_t>(last - first)) return false;
+  if (threadIdx.x % 32 == 0) *arrivals = 0;
   FS_UNROLL
   for (int begin = 0; begin < kFours; begin += kAtOnce) {
     if (!is_used(begin)) break;
