@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packed weight as the benchmarks use it: through the package's public functions."""
+"""A packed weight as the benchmarks use it: through the package's public functions.
+
+What exists for one format only, such as damages of its tensors, is in a folder with the format's
+name.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from pathlib import Path
+from types import ModuleType
 
 from torch import Tensor
 
@@ -54,3 +61,10 @@ def multiply(
 ) -> Tensor:
     """Computes `x @ weight.T + bias`, by the op's own choice or by a plan."""
     return packed.linear(x, bias, plan)
+
+
+def room(format: str, module: str) -> ModuleType | None:
+    """Imports a module from the format's own folder; None if there is no such module."""
+    if not (Path(__file__).parent / format / f"{module}.py").exists():
+        return None
+    return importlib.import_module(f"{format}.{module}")

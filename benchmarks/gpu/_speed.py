@@ -206,8 +206,6 @@ class Speed:
 
     def _plans(self, format: str, tokens: int) -> dict[str, Plan]:
         """What is timed beside the op's own choice."""
-        if self._shapes:
-            return {}
         plans = dict(_formats.IMPLEMENTATIONS) if tokens >= MANY[0] else {}
         return plans | (_formats.kernels(format) if tokens in CROSSING else {})
 

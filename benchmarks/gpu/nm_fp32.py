@@ -72,6 +72,7 @@ TABLE_II = {"A": (512, 512, 512), "B": (512, 1024, 1024), "C": (512, 2048, 2048)
             "D": (1024, 2048, 2048), "E": (2048, 4096, 4096), "F": (4096, 4096, 4096)}  # fmt: skip
 """m, n, k: tokens, out_features, in_features."""
 KERNEL, SPLITS = "nm_spmm.sparse", (1, 2, 4, 8, 16)
+MOST_BLOCKS = 2048  # above which splits do not pay
 
 
 class Kernel(NamedTuple):
@@ -255,7 +256,10 @@ class Speed:
     ) -> None:  # fmt: skip
         """The fastest launch of one kernel, if it can have such a product."""
         before = len(self.rows)
+        tiles = -(-tokens // kernel.tokens) * -(-packed.shape[0] // kernel.rows)
         for splits in SPLITS:
+            if splits > 1 and tiles * splits > MOST_BLOCKS:
+                break
             with contextlib.suppress(RuntimeError):  # a rule is broken: too many splits
                 self._measure(packed, zeros, tokens, dense, part, (kernel, splits))
         self.rows[before:] = sorted(self.rows[before:], key=lambda row: row["us"])[:1]
