@@ -12,6 +12,7 @@ import sys
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import flashsparse_plugin.formats  # noqa: F401  (which complete their ops)
 from flashsparse_plugin.gpu import find_gpu
 from flashsparse_plugin.ops import STATUS, ops
 from flashsparse_plugin.ops.plan import Product, candidates, override
