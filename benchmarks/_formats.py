@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A packed weight as the benchmarks use it: through the package's public functions.
 
-What exists for one format only, such as the launches of its kernel, is in a folder with the
-format's name.
+What exists for one format only, such as damages of its tensors, is in a folder with the format's
+name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import dataclasses
 import importlib
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from torch import Tensor
 
@@ -69,9 +68,3 @@ def room(format: str, module: str) -> ModuleType | None:
     if not (Path(__file__).parent / format / f"{module}.py").exists():
         return None
     return importlib.import_module(f"{format}.{module}")
-
-
-def launches(format: str, *arguments: Any) -> list[Any]:
-    """Every launch that the format's kernel can make for a shape, tokens and device."""
-    own = room(format, "launches")
-    return list(own.launches(*arguments)) if own else []

@@ -62,19 +62,18 @@ class _Wrong(Exception):
 # Ops that multiply nothing: how products are launched, and what planners say (ops/plan.py).
 _ABOUT_LAUNCHES = {
     *("begin_early", "plan", "candidates", "choose_kernel", "launch_fields", "compiled_shapes"),
-    *("known_gpu", "known_gpus"),
+    *("known_gpu", "known_gpus", "override_launch", "end_override"),
 }
 
 
 def op_names() -> list[str]:
     """Names of the ops that are registered in `torch.ops.flashsparse`, sorted.
 
-    Without `<op>_planned`, a door for benchmarks to the kernels of `<op>`: it takes a plan that is
-    right for one GPU only; and without those that say how products are launched.
+    Without those that say how products are launched.
     """
     schemas = torch._C._jit_get_all_schemas()
     names = {s.name.split("::")[1] for s in schemas if s.name.startswith("flashsparse::")}
-    return sorted(name for name in names - _ABOUT_LAUNCHES if not name.endswith("_planned"))
+    return sorted(names - _ABOUT_LAUNCHES)
 
 
 def kernel_path() -> str | None:

@@ -12,7 +12,10 @@ import sys
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import flashsparse_plugin.formats  # noqa: F401  (which complete their ops)
+from flashsparse_plugin.gpu import find_gpu
 from flashsparse_plugin.ops import STATUS, ops
+from flashsparse_plugin.ops.plan import Product, candidates, override
 
 
 def registered(op: str, key: str) -> bool:
@@ -32,8 +35,8 @@ def check_registrations() -> str:
         assert registered(op, "CPU") and registered(op, "CUDA"), op
     for op in ("flat_gemm", "gemv", "unified_max_decode", "unified_max_paged_decode"):
         assert registered(op, "CPU") and registered(op, "CUDA"), op
-    for op in ("tiled_csl_linear_planned", "flat_gemm_planned", "gemv_planned"):
-        assert registered(op, "CUDA") and not registered(op, "CPU"), op
+    ops.override_launch("dense.gemv", [0])
+    assert ops.end_override() == 0
     assert not registered("interleaved_bitmap_linear", "CUDA")
     before = [ops.begin_early(each) for each in (True, True, False, False)]
     assert before == [False, True, True, False]
@@ -56,8 +59,6 @@ def check_fakes() -> str:
         for most in (None, 0, 4):
             y = ops.tiled_csl_linear(x, words, offsets, 300, torch.float16, None, most)
             assert y.shape == (5, 300) and y.device.type == "cuda"
-        y = ops.tiled_csl_linear_planned(x, words, offsets, 300, torch.float16, None, 0, 1)
-        assert y.shape == (5, 300) and y.device.type == "cuda"
         y = ops.dense_linear(x, weight, None, 2, 16)
         assert y.shape == (5, 300) and y.device.type == "cuda"
         query = torch.empty(2, 6, 64, dtype=torch.float16, device="cuda")
@@ -88,10 +89,6 @@ def check_binding() -> str:
             (x, words, offsets, out_features, weight.dtype, None),
             "weight_packed must be on a CUDA device here",
         ),
-        ops.tiled_csl_linear_planned: (
-            (x, words, offsets, out_features, weight.dtype, None, 0, 1),
-            "weight_packed must be on a CUDA device here",
-        ),
         ops.flat_gemm: ((x, weight, None), "must be on a CUDA device here"),
         ops.gemv: ((x, weight, None), "must be on a CUDA device here"),
     }
@@ -102,6 +99,11 @@ def check_binding() -> str:
     calls[ops.unified_max_paged_decode] = (
         (query, pages, pages, table, lengths),
         "query must be on a CUDA device here",
+    )
+    spmm = torch.zeros(1, 1, 4, 32, 32, dtype=torch.int32), *[torch.zeros(1, 1, 4)] * 3
+    calls[ops.nm_spmm_linear] = (
+        (x.float(), *spmm, out_features, 8, 32, 32, torch.float32),
+        "spmm_values must be on a CUDA device here",
     )
     refused = (x, words, offsets, out_features, weight.dtype, None, -1), "sparse_tokens must be 0"
     for op, (arguments, message) in [*calls.items(), (ops.tiled_csl_linear, refused)]:
@@ -136,6 +138,19 @@ def check_gpu() -> str:
     for op in (ops.flat_gemm, ops.gemv):
         y = op(x, weight.cuda())
         torch.testing.assert_close(y.cpu(), op(x.cpu(), weight))
+    gpu = find_gpu(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+    product = Product((weight.shape[0], weight.shape[1]), len(x), 4 * len(words))
+    for launch in candidates("tiled_csl.sparse", product, gpu):
+        with override("tiled_csl.sparse", launch.numbers):
+            y = ops.tiled_csl_linear(x, words, offsets, weight.shape[0], weight.dtype)
+        torch.testing.assert_close(y.cpu().float(), expected, atol=2e-2, rtol=2e-2)
+    try:
+        with override("tiled_csl.sparse", [1000, 1]):
+            ops.tiled_csl_linear(x, words, offsets, weight.shape[0], weight.dtype)
+    except RuntimeError as error:
+        assert "(shape blocks): there is no such shape" in str(error), error
+    else:
+        raise AssertionError("a launch of no shape was made")
     query, cache = torch.randn(2, 6, 64).half(), torch.randn(2, 3, 2000, 64).half()
     for phi in (None, torch.zeros(6), torch.full((6,), 80.0)):
         expected, _ = ops.unified_max_decode(query, cache, cache, scale=0.125, phi=phi)

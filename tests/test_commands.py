@@ -75,17 +75,17 @@ NOT_RUN = {
     "python benchmarks/gpu/attention.py --speed": GPU,
     "python benchmarks/gpu/gemm.py": GPU,
     "python benchmarks/gpu/gemm.py --check": GPU,
-    "python benchmarks/gpu/gemm.py --shapes --layers 4096x4096 --tokens 8": GPU,
+    "python benchmarks/gpu/sweep.py --kernels dense --layers 4096x4096 --tokens 8": GPU,
     "python benchmarks/gpu/recover.py --shape llama-3-8b": GPU,
     "python benchmarks/gpu/recover.py --only command --command-layers 20 --command-steps 40": GPU,
     "python benchmarks/gpu/spmm.py": GPU,
     "python benchmarks/gpu/spmm.py --check": GPU,
     "python benchmarks/gpu/spmm.py --sanitize": GPU,
-    "python benchmarks/gpu/spmm.py --shapes": GPU,
-    "python benchmarks/tiled_bitmap/check.py": GPU,
-    "python benchmarks/tiled_bitmap/many_tokens.py --launches": GPU,
-    "python benchmarks/gpu/spmm.py --shapes --layers 28672x7168 --tokens 16 "
-    "--sparsity 70,80,90": GPU,
+    "python benchmarks/gpu/sweep.py --kernels tiled_csl,tiled_bitmap": GPU,
+    "python benchmarks/gpu/sweep.py --kernels tiled_bitmap.many --check": GPU,
+    "python benchmarks/gpu/sweep.py --kernels tiled_bitmap.many": GPU,
+    "python benchmarks/gpu/sweep.py --kernels tiled_csl --layers 28672x7168 --tokens 16 "
+    "--most 40": GPU,
     "python benchmarks/gpu/spmm.py --speed --layers 28672x7168 --tokens 16 --sparsity 80": GPU,
     "python benchmarks/gpu/spmm.py --profile": GPU,
     "python benchmarks/gpu/spmm.py --speed --format tiled_bitmap "

@@ -5,7 +5,6 @@ import resource
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from weights import sparse_weight
 
@@ -79,10 +78,6 @@ SAMPLES = {
         (x(), *STORED, OUT, torch.bfloat16, None, 0),
         (x(torch.bfloat16), *STORED, OUT, torch.bfloat16, bias(), 4),
     ],
-    "tiled_csl_linear_planned": [],  # CUDA only, as are the next three
-    "tiled_bitmap_linear_planned": [],
-    "tiled_bitmap_linear_rounded_planned": [],
-    "tiled_bitmap_wgmma_planned": [],
     "tiled_csl_to_tiled_bitmap": [(*STORED, OUT, IN)],
     "tiled_bitmap_pack": [(WEIGHT,), (WEIGHT.to(torch.int8),)],
     "tiled_bitmap_unpack": [
@@ -148,11 +143,7 @@ SAMPLES = {
     ],
     "sparse_24_linear": [],  # in formats/test_sparse_24.py, as is the next
     "sparse_24_unpack": [],
-    "sparse_24_linear_planned": [],  # CUDA only
-    "sparse_24_wgmma_planned": [],  # CUDA only
     "sparse_24_linear_rounded": [],  # in formats/test_sparse_24.py
-    "sparse_24_linear_rounded_planned": [],  # CUDA only
-    "sparse_24_mma_rounded_planned": [],  # CUDA only
     "nm_gather_unpack": [
         (*GATHER, OUT, IN, *PATTERN, torch.bfloat16),
         (*GATHER_CODES, OUT, IN, *PATTERN, torch.bfloat16, GATHER_SCALE, "int8"),
@@ -166,20 +157,14 @@ SAMPLES = {
             *(GATHER_SCALE, "int8", 0, torch.rand(x().shape[:-1].numel())),
         ),
     ],
-    "nm_gather_linear_planned": [],  # CUDA only, as are the next two
-    "nm_gather_linear_tiles_planned": [],
-    "nm_gather_linear_packed_planned": [],
     "nm_spmm_unpack": [(*SPMM, OUT, IN, *PATTERN, torch.float32)],
     "nm_spmm_linear": [
         (x(), *SPMM, OUT, *PATTERN, torch.float32),
         (x(torch.float16), *SPMM, OUT, *PATTERN, torch.float32, bias(), 4),
     ],
-    "nm_spmm_linear_planned": [],  # CUDA only
     "flat_gemm": [],  # in test_flat_gemm.py, as is the next
     "gemv": [],
     "dense_linear": [],  # in dataflow/test_linear.py
-    "flat_gemm_planned": [],  # CUDA only, as is the next
-    "gemv_planned": [],
     "unified_max_decode": [
         (*attention(),),
         (*attention(torch.bfloat16), LENGTHS, torch.ones(2, 16, dtype=torch.bool)),
@@ -187,7 +172,7 @@ SAMPLES = {
     "unified_max_paged_decode": [(*attention(torch.float16, paged=True), LENGTHS)],
     "unified_max_paged_decode.out": [(*attention(torch.float16, paged=True), LENGTHS)],
     "cpu_capability": [()],
-    "begin_early": [],  # CUDA only
+    **dict.fromkeys(("begin_early", "override_launch", "end_override"), []),  # CUDA only
     **dict.fromkeys(("known_gpus", "launch_fields", "compiled_shapes", "choose_kernel"), []),  # str
     "known_gpu": [("H200",)],
     "plan": [("sparse_24.many", *PRODUCT), ("tiled_bitmap.sparse", *PRODUCT)],
@@ -223,15 +208,6 @@ def test_opcheck(name, args):
 def test_torch_knows_dtypes_by_our_numbers(dtype):
     number = get_format("nm_vector").scheme(dtype, VECTORS.model_dump()).dtype_number
     assert torch.ops.aten._to_copy(torch.zeros(1), dtype=number).dtype == dtype
-
-
-def test_the_planned_linear_is_fake_without_a_gpu():
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        tokens = torch.empty(2, 3, IN, dtype=torch.bfloat16)
-        y = ops.tiled_csl_linear_planned(tokens, *STORED, OUT, torch.bfloat16, None, 0, 1)
-    assert (y.shape, y.dtype) == ((2, 3, OUT), torch.bfloat16)
-    with pytest.raises(NotImplementedError, match="'CPU' backend"):
-        ops.tiled_csl_linear_planned(WEIGHT, *STORED, OUT, torch.bfloat16, None, 0, 1)
 
 
 @pytest.mark.parametrize(

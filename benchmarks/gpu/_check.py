@@ -136,24 +136,37 @@ class Checker:
         return torch.randn(shape, generator=self._generator, device=self._device).to(dtype)
 
 
+class Exact:
+    """A product in float64, and the sizes of its terms; `weight` is [in_features, out_features]."""
+
+    def __init__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, reference: torch.device
+    ) -> None:
+        x = x.to(reference).double()
+        self.y, self._sizes, self._terms = x @ weight, x.abs() @ weight.abs(), weight.shape[0]
+        if bias is not None:
+            self.y += bias.to(reference).double()
+            self._sizes += bias.to(reference).abs()
+
+    def errors(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Errors of y as shares of their bounds: in the norm, and the largest of an element."""
+        numbers = torch.finfo(y.dtype)
+        rounding = numbers.eps / 2
+        # A plain float32 product adds one by one, so it rounds once per term.
+        steps = self._terms / 16 + 64 if y.dtype != torch.float32 else self._terms + 64
+        sums = steps * 2.0**-23
+        difference = (y.to(self.y.device).double() - self.y).abs()
+        smallest = numbers.tiny * numbers.eps  # the smallest subnormal number
+        bound = (rounding * self.y.abs() + sums * self._sizes) * 1.01 + smallest
+        norm = difference.norm() / ((rounding + sums) * self.y.norm() + smallest)
+        return norm, (difference / bound).max()
+
+
 def errors_of(
     y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, reference: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Errors of y as shares of their bounds: in the norm, and the largest of an element."""
-    exact, sizes = x.to(reference).double() @ weight, x.to(reference).double().abs() @ weight.abs()
-    if bias is not None:
-        exact, sizes = exact + bias.to(reference).double(), sizes + bias.to(reference).abs()
-    terms = weight.shape[0]
-    numbers = torch.finfo(y.dtype)
-    rounding = numbers.eps / 2
-    # A plain float32 product adds one by one, so it rounds once per term.
-    steps = terms / 16 + 64 if y.dtype != torch.float32 else terms + 64
-    sums = steps * 2.0**-23
-    difference = (y.to(reference).double() - exact).abs()
-    smallest = numbers.tiny * numbers.eps  # the smallest subnormal number
-    element = difference / ((rounding * exact.abs() + sums * sizes) * 1.01 + smallest)
-    norm = difference.norm() / ((rounding + sums) * exact.norm() + smallest)
-    return norm, element.max()
+    """`Exact.errors` of one product."""
+    return Exact(x, weight, bias, reference).errors(y)
 
 
 @contextlib.contextmanager

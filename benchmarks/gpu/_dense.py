@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from _check import DTYPES, Checker, errors_of
+from _launches import Launch
 from _layers import Layer, model_layers
 from torch import Tensor
 
@@ -46,7 +47,7 @@ TOKENS = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64)
 
 
 class Configuration(NamedTuple):
-    """One kernel of one op, and how it cuts the work: the arguments of the op's _planned form."""
+    """One kernel of one op, and how it cuts the work: the numbers of its launch."""
 
     op: str
     tokens: int
@@ -145,9 +146,10 @@ class DenseChecker(Checker):
                     self._check_graph(op, x, y, where)
             for plan in configurations(case.shape) if self._device.type == "cuda" else ():
                 # The kernel for any alignment takes aligned weights as well.
-                if tokens > OPS[plan.op] or (plan.aligned and not case.aligned):
+                if tokens > plan.tokens or (plan.aligned and not case.aligned):
                     continue
-                op = partial(_planned, plan, weight, bias)
+                launch = Launch(f"dense.{plan.op}", plan.arguments)
+                op = launch.of(partial(getattr(ops, plan.op), weight=weight, bias=bias))
                 where = f"{case}, {tokens} tokens, {plan}"
                 self._check_product(op, x, exact, bias, where)
 
@@ -176,10 +178,6 @@ class DenseChecker(Checker):
         around = around.to(self._device)
         weight = around[case.offset :].view(rows, stride)[:, :cols]
         return weight.copy_(random_weight(case.shape, 1.0, case.dtype, seed=number))
-
-
-def _planned(plan: Configuration, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    return getattr(ops, f"{plan.op}_planned")(x, weight, bias, *plan.arguments)
 
 
 def layers_once() -> list[Layer]:

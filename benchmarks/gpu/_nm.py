@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The N:M weights that nm.py multiplies: patterns, layers, and the launches of their kernels."""
+"""The N:M weights that nm.py multiplies: patterns and layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from _device import _formats
 from _layers import model_layers
 from torch import Tensor
 
-import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.formats.pattern.options import PatternOptions
 
@@ -56,25 +53,3 @@ def pattern_weight(
 ) -> Tensor:
     """A random weight that follows the pattern, all kept."""
     return options.keep_largest(random_weight(shape, 1.0, dtype, device, seed=seed)).contiguous()
-
-
-def launches_of(packed: fs.PackedWeight, tokens: int, device: torch.device) -> Sequence[Any]:
-    """Every launch worth trying of the kernel that reads this weight, if it is one for patterns."""
-    if not isinstance(packed.scheme.options, PatternOptions):
-        return ()
-    return _formats.launches(packed.scheme.format.name, packed, tokens, device)
-
-
-def is_compiled(launch: Any, packed: fs.PackedWeight, x: Tensor) -> bool:
-    """Whether a launch is one of those compiled for the weight's type of values."""
-    try:
-        launch.linear(packed, x)
-    except RuntimeError as error:
-        if (
-            "no such shape" in str(error)
-            or "no plan for this" in str(error)
-            or "no such plan" in str(error)
-        ):
-            return False
-        raise
-    return True

@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from _check import DTYPES, Checker, errors_of
 from _device import _formats
-from _nm import LONG_VECTORS, TWO_FOUR, VALUES, VECTORS, is_compiled, launches_of, pattern_weight
+from _launches import launches
+from _nm import LONG_VECTORS, TWO_FOUR, VALUES, VECTORS, pattern_weight
 from torch import Tensor
 
 import flashsparse_plugin as fs
@@ -27,7 +27,7 @@ class Case:
     options: PatternOptions
     dtype: torch.dtype
     tokens: tuple[int, ...]
-    planned: bool = False  # also by every launch that the kernel can make
+    planned: bool = False  # also by launches of every compiled shape
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -51,7 +51,7 @@ def cases() -> Iterator[Case]:
             yield Case(shape, options, dtype, (1, 8, 16, 17, 32, 64, 100, 300))
     for dtype, options in itertools.product(DTYPES, (*patterns[:5], *LONG_VECTORS)):
         for shape in ((4096, 4096), (1000, 1100), (300, 4100)):
-            # Every launch of the kernels for vectors of 64 and 128 rows, at edges of their tiles.
+            # Launches of the kernels for vectors of 64 and 128 rows, at edges of their tiles.
             planned = options in LONG_VECTORS and shape == (1000, 1100)
             yield Case(shape, options, dtype, (65, 128, 200, 513, 1024), planned)
     for dtype, options in itertools.product(DTYPES, patterns):
@@ -128,9 +128,7 @@ class NMChecker(Checker):
                 self._check_stream(op, x, y, where)
                 if self._graphs:
                     self._check_graph(op, x, y, where)
-            for launch in self._launches(case, packed, tokens):
-                if not is_compiled(launch, packed, x):
-                    continue
+            for launch in launches(packed, tokens, self._device) if case.planned else ():
                 twice = [launch.linear(packed, x, bias) for _ in range(2)]
                 norm, element = self._nearest(twice[0], x, weights, bias)
                 self._judge(norm, element, f"{where}, {launch}")
@@ -142,11 +140,6 @@ class NMChecker(Checker):
         """Errors by the weight that is nearest in the norm."""
         errors = (errors_of(y, x, weight, bias, self._reference) for weight in weights)
         return min(((float(norm), float(element)) for norm, element in errors), key=max)
-
-    def _launches(self, case: Case, packed: fs.PackedWeight, tokens: int) -> Sequence[Any]:
-        if not case.planned:
-            return ()
-        return launches_of(packed, tokens, self._device)
 
 
 def in_float32(stored: fs.PackedWeight) -> Tensor:

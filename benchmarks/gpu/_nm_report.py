@@ -19,14 +19,13 @@ LARGE, MEDIUM = 100e6, 40e6  # weights of a layer, above which it is shown with 
 def show(rows: Sequence[Row], about: Row) -> None:
     """Geometric means of dense time / time, by size of layer, pattern and tokens."""
     console = _measure.console(width=120)
-    own = [row for row in rows if row["launch"] == "its own choice"]
     sizes = {
         "over 100 M weights": lambda weights: weights > LARGE,
         "40 to 100 M weights": lambda weights: MEDIUM <= weights <= LARGE,
         "smaller layers": lambda weights: weights < MEDIUM,
     }
     for size, belongs in sizes.items():
-        here = [row for row in own if belongs(_weights(row))]
+        here = [row for row in rows if belongs(_weights(row))]
         if here:
             console.print(_ratios(size, here))
     console.print(signature(about))
@@ -66,18 +65,3 @@ def _cell(rows: Sequence[Row], tokens: int) -> str:
     text = f"{statistics.geometric_mean(row['ratio'] for row in here):.2f}"
     eighth = [row["over_fp8"] for row in here if row["over_fp8"]]
     return text + (f" ({statistics.geometric_mean(eighth):.2f})" if eighth else "")
-
-
-def show_launches(rows: Sequence[Row], about: Row) -> None:
-    """The best launches of each point beside the kernel's own choice."""
-    console = _measure.console(width=120)
-    points: dict[str, list[Row]] = {}
-    for row in rows:
-        pattern = row["pattern"] if "pattern" in row else f"{row['zeros']:.1%}"
-        points.setdefault(f"{row['shape']} {pattern} {row['tokens']}", []).append(row)
-    for point, here in points.items():
-        own = next(row for row in here if row["launch"] == "its own choice")
-        best = sorted((row for row in here if row is not own), key=lambda row: row["us"])[:3]
-        listed = "; ".join(f"{row['launch']} {row['us']:.1f}" for row in best)
-        console.print(f"{point}: own {own['us']:.1f} µs; {listed}")
-    console.print(signature(about))

@@ -17,8 +17,6 @@ from _nm import (
     PROMPT_LAYERS,
     TWO_FOUR,
     VALUES,
-    is_compiled,
-    launches_of,
     pattern_weight,
 )
 from _program import DTYPES
@@ -61,7 +59,7 @@ class Speed:
                 if budget.left < 0:
                     return
                 self._measure(each, options, found)
-            if arguments.values and not arguments.launches and self._device.type == "cuda":
+            if arguments.values and self._device.type == "cuda":
                 self._add_rivals(each, found)
             torch.cuda.empty_cache()
             yield each
@@ -91,16 +89,9 @@ class Speed:
                 self.rows.append(row | self._compared(times["sparse"].microseconds, row, x))
             else:
                 self.rows.append(row | self._compared(timed(_formats.multiply), row, x))
-            if not self._arguments.launches:
-                continue
-            for launch in launches_of(packed, tokens, self._device):
-                if not is_compiled(launch, packed, x):
-                    continue
-                made = row | {"launch": str(launch)}
-                self.rows.append(made | self._compared(timed(launch.linear), row, x))
         if self._device.type == "cuda" and options in VALUES[:2]:
             self._add_rounded_activations(each, options, packed, dense)
-        if options == TWO_FOUR and not self._arguments.launches and self._device.type == "cuda":
+        if options == TWO_FOUR and self._device.type == "cuda":
             self._add_library(each, weight)
 
     def _row(
@@ -118,7 +109,6 @@ class Speed:
             "pattern": options.title,
             "tokens": tokens,
             "form": packed.scheme.format.name,
-            "launch": "its own choice",
             "bytes": packed.nbytes,
             **dense,
         }
@@ -166,7 +156,6 @@ class Speed:
                     "pattern": rival.name,
                     "tokens": tokens,
                     "form": "library",
-                    "launch": "its own choice",
                     "bytes": rival.weight.nbytes,
                     **dense[tokens],
                 }

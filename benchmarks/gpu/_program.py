@@ -35,7 +35,6 @@ def parser(description: str, minutes: float, dtype: str = "float16") -> argparse
 def add_layer_options(made: argparse.ArgumentParser, layer: Callable[[str], Any]) -> None:
     """The options of the programs that measure linear layers."""
     made.add_argument("--small", action="store_true", help="few checks, float64 on the CPU")
-    made.add_argument("--shapes", action="store_true", help="every shape of the kernels, in turn")
     made.add_argument("--layers", type=lambda text: [layer(part) for part in text.split(",")])
     made.add_argument("--tokens", type=numbers)
 

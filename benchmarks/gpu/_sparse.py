@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from _check import DTYPES, Checker, errors_of
 from _device import _formats
+from _launches import launches
 from _layers import skewed_weight
 from torch import Tensor
 
@@ -47,7 +48,7 @@ class Case:
     tokens: tuple[int, ...]
     activations: torch.dtype | None = None  # where they differ from the weight
     skewed: bool = False
-    planned: bool = False  # also by every launch that the kernel can make
+    planned: bool = False  # also by launches of every compiled shape
     either: bool = False  # also by each implementation of the op
 
     def __str__(self) -> str:
@@ -156,7 +157,7 @@ class SparseChecker(Checker):
         for name, plan in _formats.IMPLEMENTATIONS.items() if case.either else ():
             yield name, partial(_formats.multiply, packed, plan=plan)
         if case.planned:
-            for launch in _formats.launches(self._format, case.shape, tokens, self._device):
+            for launch in launches(packed, tokens, self._device):
                 yield str(launch), partial(launch.linear, packed)
 
     def _weight(self, case: Case, number: int) -> Tensor:

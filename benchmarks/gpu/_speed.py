@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from _baselines import Dense, Int4, Rivals, Row, activations
@@ -75,7 +74,6 @@ class Speed:
         dtype: torch.dtype,
         stopwatch: Stopwatch,
         bandwidth: float,
-        shapes: bool = False,
     ):
         """
         Args:
@@ -84,13 +82,12 @@ class Speed:
             dtype: Of weights and activations.
             stopwatch: What times the calls.
             bandwidth: Bytes a second that this card reads, for the bound.
-            shapes: Whether to measure every launch that the kernel can make, too.
         """
         self.rows: list[Row] = []
         self.failed: dict[str, str] = {}
         self._formats = formats
         self._device, self._dtype, self._stopwatch = device, dtype, stopwatch
-        self._bandwidth, self._shapes = bandwidth, shapes
+        self._bandwidth = bandwidth
         self._dense: dict[tuple[Layer, int], Row] = {}
         self._int4 = Int4()
         self._rivals: Rivals | None = None  # of the layer that is being measured
@@ -108,7 +105,7 @@ class Speed:
 
     def _measure(self, layer: Layer, stage: Stage, budget: Budget) -> None:
         self._measure_dense(layer, [n for n in stage.tokens if (layer, n) not in self._dense])
-        by_turns = not (self._shapes or stage.csr) and max(stage.tokens) >= BY_TURNS
+        by_turns = not stage.csr and max(stage.tokens) >= BY_TURNS
         self._rivals = None  # before others take their place in memory
         if by_turns:
             self._rivals = Dense(layer, self._dtype, self._device).rivals()
@@ -157,10 +154,7 @@ class Speed:
                 "sparsity": sparsity,
                 "format": format,
             }
-            self._add(point, layer, None, copies)
-            if self._shapes:
-                for launch in _formats.launches(format, layer.shape, count, self._device):
-                    self._add(point, layer, launch, copies)
+            self._add(point, layer, copies)
 
     def _warm_up(self, layer: Layer, tokens: int, copies: _measure.Rotation) -> None:
         """Times once and forgets it: after packing, the first times are up to 8% too long."""
@@ -168,14 +162,12 @@ class Speed:
         for _ in range(WARM_UPS if self._device.type == "cuda" else 0):
             self._stopwatch(lambda: _formats.multiply(copies(), x), len(copies))
 
-    def _add(self, point: Row, layer: Layer, launch: Any, copies: _measure.Rotation) -> None:
+    def _add(self, point: Row, layer: Layer, copies: _measure.Rotation) -> None:
         tokens = point["tokens"]
         x = activations(tokens, layer, self._dtype, self._device)
-        calls = {
-            OWN: partial(multiplied, launch.linear if launch else _formats.multiply, copies, x)
-        }
+        calls = {OWN: partial(multiplied, _formats.multiply, copies, x)}
         either: Row = {}
-        for name, plan in {} if launch else self._plans(point["format"], tokens).items():
+        for name, plan in self._plans(point["format"], tokens).items():
             call = partial(multiplied, partial(_formats.multiply, plan=plan), copies, x)
             try:
                 call()
@@ -200,7 +192,6 @@ class Speed:
         self.rows.append(
             {
                 **point,
-                **({"plan": str(launch or "its own choice")} if self._shapes else {}),
                 "us": round(time.microseconds, 2),
                 "spread": round(time.spread, 3),
                 "packed_gb_s": round(packed.nbytes / time.microseconds / 1e3, 1),
@@ -215,8 +206,6 @@ class Speed:
 
     def _plans(self, format: str, tokens: int) -> dict[str, Plan]:
         """What is timed beside the op's own choice."""
-        if self._shapes:
-            return {}
         plans = dict(_formats.IMPLEMENTATIONS) if tokens >= MANY[0] else {}
         return plans | (_formats.kernels(format) if tokens in CROSSING else {})
 

@@ -6,8 +6,6 @@
     python benchmarks/gpu/gemm.py --sanitize     a few checks under compute-sanitizer
     python benchmarks/gpu/gemm.py --speed        layers of Llama2-7B, OPT-6.7B, ChatGLM2-6B and
                                                  Llama-3-8B, at 1 to 64 tokens
-    python benchmarks/gpu/gemm.py --shapes --layers 4096x4096 --tokens 8
-                                                 every configuration against the op's own choice
     python benchmarks/gpu/gemm.py --device cpu   a toy run that shows that this program works
 
 gemv and flat_gemm are compared with the fastest of three ways to call cuBLAS (`_baselines.Dense`),
@@ -30,10 +28,8 @@ from _dense import (
     LAYERS,
     OPS,
     TOKENS,
-    Configuration,
     DenseChecker,
     cases,
-    configurations,
     layers_once,
     small_cases,
 )
@@ -81,12 +77,9 @@ class Speed:
         self._device, self._dtype, self._stopwatch, self._read = device, dtype, stopwatch, read
 
     def run(
-        self, layers: Sequence[Layer], tokens: Sequence[int], every: bool, budget: Budget
+        self, layers: Sequence[Layer], tokens: Sequence[int], budget: Budget
     ) -> Iterator[Layer]:
-        """Yields after each layer, so that the rows can be saved; ends when the time is over.
-
-        `every`: also measures each configuration of the kernels.
-        """
+        """Yields after each layer, so that the rows can be saved; ends when the time is over."""
         for each in layers:
             if budget.left < 0:
                 return
@@ -98,9 +91,6 @@ class Speed:
                 for op, most in OPS.items():
                     if count <= most:
                         self._add(each, x, copies, dense[count], op)
-                for plan in configurations(each.shape) if every else ():
-                    if count <= plan.tokens and plan.aligned:
-                        self._add(each, x, copies, dense[count], plan.op, plan)
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
             yield each
@@ -112,12 +102,8 @@ class Speed:
         copies: _measure.Rotation,
         dense: Row,
         op: str,
-        plan: Configuration | None = None,
     ) -> None:
-        if plan is None:
-            call = partial(_call, getattr(ops, op), x, copies)
-        else:
-            call = partial(_call, getattr(ops, f"{op}_planned"), x, copies, None, *plan.arguments)
+        call = partial(_call, getattr(ops, op), x, copies)
         found = self._stopwatch(call, len(copies))
         moved = 2 * (each.out_features * each.in_features + len(x) * sum(each.shape))
         self.rows.append(
@@ -127,7 +113,6 @@ class Speed:
                 "shape": str(each),
                 "tokens": len(x),
                 "op": op,
-                "plan": str(plan or "its own choice"),
                 "us": round(found.microseconds, 2),
                 "spread": round(found.spread, 3),
                 "of_bound": round(moved / self._read * 1e6 / found.microseconds, 3),
@@ -138,8 +123,8 @@ class Speed:
         )
 
 
-def _call(op, x: Tensor, copies: _measure.Rotation, *rest: object) -> Tensor:
-    return op(x, copies(), *rest)
+def _call(op, x: Tensor, copies: _measure.Rotation) -> Tensor:
+    return op(x, copies())
 
 
 def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
@@ -148,11 +133,8 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     measured = Speed(device, DTYPES[arguments.dtype], stopwatch, bandwidth)
     layers = arguments.layers or (layers_once() if device.type == "cuda" else TOY)
     tokens = arguments.tokens or (TOKENS if device.type == "cuda" else (1, 16))
-    every = arguments.shapes and device.type == "cuda"
-    path = arguments.out / ("gemm_shapes.csv" if arguments.shapes else "gemm.csv")
-    shown = show_shapes if arguments.shapes else show
-    run = measured.run(layers, tokens, every, budget)
-    save_each(run, measured.rows, about, path, budget, shown)
+    run = measured.run(layers, tokens, budget)
+    save_each(run, measured.rows, about, arguments.out / "gemm.csv", budget, show)
     if len({row["shape"] for row in measured.rows}) < len(layers):
         print(f"speed: time was over before all of {len(layers)} layers were measured")
     return bool(measured.rows)
@@ -214,24 +196,6 @@ def _ratio(ratio: float | None) -> str:
     return f"[green]{ratio:.2f}[/]" if ratio >= 1 else f"[red]{ratio:.2f}[/]"
 
 
-def show_shapes(rows: Sequence[Row], about: dict[str, Any]) -> None:
-    """Prints microseconds of the five best configurations of each op, and of its own choice."""
-    console = _measure.console(width=110)
-    for shape, tokens in dict.fromkeys((row["shape"], row["tokens"]) for row in rows):
-        own = [row for row in rows if (row["shape"], row["tokens"]) == (shape, tokens)]
-        table = Table(title=f"{shape}, {tokens} tokens: µs", box=box.SIMPLE_HEAD)
-        for column in ("op", "configuration"):
-            table.add_column(column, no_wrap=True)
-        table.add_column("µs", justify="right")
-        table.add_row("cuBLAS", own[0]["dense_by"], f"{own[0]['dense_us']:.2f}")
-        for op in OPS:
-            mine = sorted((row for row in own if row["op"] == op), key=lambda row: row["us"])
-            for row in [r for r in mine if r["plan"] == "its own choice"] + mine[:5]:
-                table.add_row(op, row["plan"], f"{row['us']:.2f}")
-        console.print(table)
-    console.print(signature(about))
-
-
 def known_layer(text: str) -> Layer:
     return next((each for each in LAYERS if str(each) == text), None) or layer(text)
 
@@ -244,7 +208,6 @@ def main() -> None:
     arguments = options.parse_args()
     device = device_of(arguments)
 
-    arguments.speed |= arguments.shapes
     asked = [arguments.check, arguments.speed, arguments.sanitize]
     if not any(asked):
         asked = [True, True, False]

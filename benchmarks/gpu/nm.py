@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are N:M weights multiplied right on this GPU, how fast, and by which launch?
+"""Are N:M weights multiplied right on this GPU, and how fast?
 
     python benchmarks/gpu/nm.py              in 9 minutes at most: --check, --speed, --prompts, what
                                              nm_fp32.py measures of float32 (Figures 7, 8 and 9 of
@@ -11,7 +11,6 @@
     python benchmarks/gpu/nm.py --values     the same for values of 8 and 4 bits, beside cuSPARSELt
                                              with 8 bits on both sides, and vLLM's dense int4;
                                              with --check: these values against float64
-    python benchmarks/gpu/nm.py --launches   every launch of the kernels, for some layers
     python benchmarks/gpu/nm.py --profile    what binds where goals are missed: single launches
                                              under Nsight Compute
     python benchmarks/gpu/nm.py --device cpu --check     shows that this program works
@@ -46,7 +45,7 @@ from _nm import (
     pattern_weight,
 )
 from _nm_check import NMChecker, cases, small_cases, value_cases
-from _nm_report import show, show_launches
+from _nm_report import show
 from _nm_speed import Speed
 from _program import check_layers, conditions, device_of, numbers, parser, run_parts, save_each
 from _tools import profile, profile_summary, profiled
@@ -81,10 +80,9 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     stopwatch = Stopwatch(device, arguments.replays)
     about, bandwidth = conditions(arguments, device, stopwatch)
     measured = Speed(arguments, device, stopwatch, bandwidth)
-    shown = show_launches if arguments.launches else show
     name = "nm_prompts" if arguments.prompts else "nm_values" if arguments.values else "nm"
-    path = arguments.out / f"{name}{'_launches' if arguments.launches else ''}.csv"
-    save_each(measured.run(budget), measured.rows, about, path, budget, shown)
+    path = arguments.out / f"{name}.csv"
+    save_each(measured.run(budget), measured.rows, about, path, budget, show)
     return bool(measured.rows)
 
 
@@ -141,7 +139,7 @@ def everything(arguments: argparse.Namespace, budget: Budget) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__, minutes=9.0, dtype="bfloat16")
-    for name in ("check", "speed", "prompts", "values", "launches", "small"):
+    for name in ("check", "speed", "prompts", "values", "small"):
         options.add_argument(f"--{name}", action="store_true")
     options.add_argument("--layers", type=lambda text: [layer(each) for each in text.split(",")])
     options.add_argument("--tokens", type=numbers)
@@ -156,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         one(arguments.one, Budget(60 * arguments.minutes))
         return
     device, budget = device_of(arguments), Budget(60 * arguments.minutes)
-    arguments.speed |= arguments.launches or arguments.prompts
+    arguments.speed |= arguments.prompts
     if not (arguments.check or arguments.speed or arguments.values or arguments.profile):
         if arguments.layers or arguments.tokens or arguments.patterns:
             options.error("--layers, --tokens and --patterns are for --speed and --prompts")

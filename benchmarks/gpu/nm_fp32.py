@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Are float32 N:M weights multiplied right on this GPU, and how fast beside cuBLAS?
 
-    python benchmarks/gpu/nm_fp32.py             everything but --launches, in 4 minutes at most
+    python benchmarks/gpu/nm_fp32.py             everything, in 4 minutes at most
     python benchmarks/gpu/nm_fp32.py --check     every way to call it, against float64
     python benchmarks/gpu/nm_fp32.py --steps     NM-SpMM's Figure 7 (V1, V2, V3 at 4096^3) and
                                                  Figure 8 (Table I's tiles on Table II's shapes)
     python benchmarks/gpu/nm_fp32.py --speed     its Figure 9: 100 points, and few tokens
-    python benchmarks/gpu/nm_fp32.py --launches  every launch of the kernel, for some layers
     python benchmarks/gpu/nm_fp32.py --device cpu --check     shows that this program works
 
 Beside it: torch's float32 product without TF32, the faster of F.linear and mm with the weight
@@ -18,19 +17,19 @@ never set.
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from _check import Checker, errors_of
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
+from _launches import Launch, launches
 from _layers import Layer, layer
-from _nm_report import show_launches
 from _program import (
     check_layers,
     conditions,
@@ -50,6 +49,7 @@ from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.formats.pattern.nm_spmm import NMSpmm
 from flashsparse_plugin.formats.pattern.nm_spmm.layout import Layout
 from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.ops.plan import compiled_shapes
 
 Row = dict[str, Any]
 # Hidden and intermediate sizes of five Llama models: the (n, k) of Figure 9, as in its data.
@@ -71,6 +71,41 @@ ZEROS = {0.0: 32, 0.5: 16, 0.625: 12, 0.75: 8, 0.875: 4}  # N of 32
 TABLE_II = {"A": (512, 512, 512), "B": (512, 1024, 1024), "C": (512, 2048, 2048),
             "D": (1024, 2048, 2048), "E": (2048, 4096, 4096), "F": (4096, 4096, 4096)}  # fmt: skip
 """m, n, k: tokens, out_features, in_features."""
+KERNEL, SPLITS = "nm_spmm.sparse", (1, 2, 4, 8, 16)
+MOST_BLOCKS = 2048  # above which splits do not pay
+
+
+class Kernel(NamedTuple):
+    """One of the compiled kernels; its index is what a launch has."""
+
+    index: int
+    tokens: int
+    rows: int
+    thread_tokens: int
+    thread_rows: int
+    stages: int
+    packing: bool
+
+    @property
+    def is_v3(self) -> bool:
+        return self.stages > 1
+
+    @property
+    def version(self) -> str:
+        """Which of the paper's optimisations it has: V1, V2 or V3."""
+        return "V3" if self.is_v3 else "V2" if self.packing else "V1"
+
+    def __str__(self) -> str:
+        packing = ", packing" if self.packing else ""
+        tile = f"{self.tokens}x{self.rows} by {self.thread_tokens}x{self.thread_rows}"
+        return f"{tile}, {self.version}{packing}"
+
+
+def compiled_kernels() -> list[Kernel]:
+    return [
+        Kernel(index, *(own[name] for name in Kernel._fields[1:]))
+        for index, own in enumerate(compiled_shapes(KERNEL))
+    ]
 
 
 def vectors(n: int) -> PatternOptions:
@@ -86,7 +121,7 @@ class Case:
     shape: tuple[int, int]
     options: PatternOptions
     tokens: tuple[int, ...]
-    planned: bool = False  # also by every launch
+    planned: bool = False  # also by launches of every compiled shape
 
     def __str__(self) -> str:
         return f"{self.shape[0]}x{self.shape[1]}, {self.options.title}"
@@ -143,8 +178,7 @@ class SpmmChecker(Checker):
                 self._check_stream(op, x, y, where)
                 if self._graphs:
                     self._check_graph(op, x, y, where)
-            launches = _formats.launches(form, packed, tokens, self._device) if case.planned else ()
-            for launch in launches:
+            for launch in launches(packed, tokens, self._device) if case.planned else ():
                 twice = [launch.linear(packed, x, bias) for _ in range(2)]
                 norm, element = errors_of(twice[0], x, exact, bias, self._reference)
                 self._judge(float(norm), float(element), f"{where}, {launch}")
@@ -200,7 +234,6 @@ class Speed:
 
     def steps(self, budget: Budget) -> Iterator[str]:
         """Figures 7 and 8."""
-        kernels = _formats.room("nm_spmm", "launches").compiled_kernels()
         tiles = {(32, 32), (32, 64), (64, 64), (64, 128), (128, 128)}
         for name, (tokens, rows, cols) in reversed(TABLE_II.items()):
             dense = self._dense((rows, cols), tokens)
@@ -208,47 +241,37 @@ class Speed:
                 if budget.left < 0:
                     return
                 packed = random_packed((rows, cols), vectors(n), self._device)
-                launches = _formats.launches("nm_spmm", packed, tokens, self._device)
-                for kernel in (each for each in kernels if (each.tokens, each.rows) in tiles):
-                    own = [each for each in launches if each.kernel == kernel]
+                for kernel in compiled_kernels():
                     # Figure 7 compares versions; the others are pipelined.
-                    if own and (name == "F" or kernel.stages > 1):
-                        self._best(packed, zeros, tokens, dense, name, own)
+                    if (kernel.tokens, kernel.rows) in tiles and (name == "F" or kernel.is_v3):
+                        self._best(packed, zeros, tokens, dense, name, kernel)
             yield f"Table II, {name}"
-
-    def launches(self, budget: Budget) -> Iterator[Layer]:
-        """Every launch of some points."""
-        for each in self._arguments.layers or (*FEW_LAYERS, LAYERS[0], LAYERS[13]):
-            for count in self._arguments.tokens:
-                dense = self._dense(each.shape, count)
-                for zeros, n in self._zeros():
-                    if budget.left < 0:
-                        return
-                    packed = random_packed(each.shape, vectors(n), self._device)
-                    self._measure(packed, zeros, count, dense, "launches", None)
-                    for launch in _formats.launches("nm_spmm", packed, count, self._device):
-                        self._measure(packed, zeros, count, dense, "launches", launch)
-            yield each
 
     def _zeros(self) -> Iterator[tuple[float, int]]:
         return ((zeros, n) for zeros, n in ZEROS.items() if zeros in self._arguments.zeros)
 
     def _best(
         self, packed: fs.PackedWeight, zeros: float, tokens: int, dense: float, part: str,
-        launches: Sequence[Any],
+        kernel: Kernel,
     ) -> None:  # fmt: skip
-        """The fastest of some launches: the splits of one kernel."""
+        """The fastest launch of one kernel, if it can have such a product."""
         before = len(self.rows)
-        for launch in launches:
-            self._measure(packed, zeros, tokens, dense, part, launch)
-        self.rows[before:] = [min(self.rows[before:], key=lambda row: row["us"])]
+        tiles = -(-tokens // kernel.tokens) * -(-packed.shape[0] // kernel.rows)
+        for splits in SPLITS:
+            if splits > 1 and tiles * splits > MOST_BLOCKS:
+                break
+            with contextlib.suppress(RuntimeError):  # a rule is broken: too many splits
+                self._measure(packed, zeros, tokens, dense, part, (kernel, splits))
+        self.rows[before:] = sorted(self.rows[before:], key=lambda row: row["us"])[:1]
 
     def _measure(
         self, packed: fs.PackedWeight, zeros: float, tokens: int, dense: float, part: str,
-        launch: Any,
+        launch: tuple[Kernel, int] | None,
     ) -> None:  # fmt: skip
         x = self._x(tokens, packed.shape[1])
-        multiply = _formats.multiply if launch is None else launch.linear
+        multiply: Any = _formats.multiply
+        if launch is not None:
+            multiply = Launch(KERNEL, (launch[0].index, launch[1])).linear
         copies = self._copies(partial(_formats.copy_of, packed), packed.nbytes, tokens)
         us = self._stopwatch(lambda: multiply(copies(), x), len(copies)).microseconds
         operations = 2e-6 * tokens * packed.shape[0] * packed.shape[1]
@@ -257,8 +280,8 @@ class Speed:
             "shape": f"{packed.shape[0]}x{packed.shape[1]}",
             "zeros": zeros,
             "tokens": tokens,
-            "launch": "its own choice" if launch is None else str(launch),
-            "version": "" if launch is None else launch.kernel.version,
+            "launch": "its own choice" if launch is None else f"{launch[0]}, {launch[1]} splits",
+            "version": "" if launch is None else launch[0].version,
             "us": round(us, 2),
             "dense_us": round(dense, 2),
             "ratio": round(dense / us, 3),
@@ -345,7 +368,7 @@ def show_steps(rows: Sequence[Row], about: Row) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__, minutes=4.0)
     options.set_defaults(replays=5)
-    for name in ("check", "steps", "speed", "launches", "small"):
+    for name in ("check", "steps", "speed", "small"):
         options.add_argument(f"--{name}", action="store_true")
     options.add_argument("--layers", type=lambda text: [layer(each) for each in text.split(",")])
     options.add_argument("--tokens", type=numbers, default=TOKENS)
@@ -378,11 +401,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "check": check,
         "steps": lambda: measure("steps", show_steps, "nm_fp32_steps.csv", budget.at_most(60)),
         "speed": lambda: measure("points", show_points, "nm_fp32.csv", budget),
-        "launches": lambda: measure("launches", show_launches, "nm_fp32_launches.csv", budget),
     }
     asked = [name for name in parts if getattr(arguments, name)]
     everything = not asked
-    names = asked or list(itertools.islice(parts, 3))
+    names = asked or list(parts)
     good = run_parts(parts[name] for name in names)
     raise SystemExit(0 if good else 1)
 

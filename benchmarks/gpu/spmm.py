@@ -6,8 +6,6 @@
     python benchmarks/gpu/spmm.py --speed            OPT's and Llama's layers, against cuBLAS
     python benchmarks/gpu/spmm.py --sanitize         a few checks under compute-sanitizer
     python benchmarks/gpu/spmm.py --profile          single launches under Nsight Compute
-    python benchmarks/gpu/spmm.py --shapes --layers 28672x7168 --tokens 16
-                                                     the kernel's shapes against its own choice
     python benchmarks/gpu/spmm.py --device cpu       a toy run that shows that this program works
 
 All formats that keep any zeros are compared; --format NAME[,NAME] picks some. Beside them are
@@ -28,7 +26,7 @@ from typing import Any
 
 import torch
 from _baselines import activations
-from _device import Budget, Stopwatch, _formats, _measure, _results, machine
+from _device import Budget, Stopwatch, _formats, _results, machine
 from _layers import OPT, Layer, layer
 from _program import (
     DTYPES,
@@ -40,14 +38,11 @@ from _program import (
     parser,
     run_parts,
     save_each,
-    signature,
 )
 from _sparse import SparseChecker, cases, small_cases
 from _speed import STAGES, Speed, Stage
 from _spmm_report import show
 from _tools import profile, profile_summary, profiled, sanitize
-from rich import box
-from rich.table import Table
 
 from flashsparse_plugin.dataflow.tuner import random_weight
 
@@ -93,11 +88,10 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     stopwatch = Stopwatch(device, arguments.replays)
     about, bandwidth = conditions(arguments, device, stopwatch)
     dtype = DTYPES[arguments.dtype]
-    measured = Speed(arguments.format, device, dtype, stopwatch, bandwidth, arguments.shapes)
+    measured = Speed(arguments.format, device, dtype, stopwatch, bandwidth)
     stages = _stages(arguments, device)
-    path = arguments.out / ("spmm_shapes.csv" if arguments.shapes else "spmm.csv")
-    shown = show_shapes if arguments.shapes else show
-    save_each(measured.run(stages, budget), measured.rows, about, path, budget, shown)
+    path = arguments.out / "spmm.csv"
+    save_each(measured.run(stages, budget), measured.rows, about, path, budget, show)
     wanted = sum(len(s.layers) * len(s.sparsities) * len(s.tokens) for s in stages if not s.csr)
     for format in arguments.format:
         own = (row for row in measured.rows if row["format"] == format)
@@ -114,30 +108,6 @@ def _stages(arguments: argparse.Namespace, device: torch.device) -> Sequence[Sta
         layers, sparsity, tokens = asked
         return [Stage(layers or OPT, sparsity or (70, 80, 90), tokens or GOAL_TOKENS)]
     return STAGES if device.type == "cuda" else [TOY]
-
-
-def show_shapes(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
-    """Microseconds of each launch by zeros; the best of a column in green."""
-    console = _measure.console(width=110)
-    points = sorted({(row["format"], row["shape"], row["tokens"]) for row in rows})
-    for format, shape, tokens in points:
-        own = [r for r in rows if (r["format"], r["shape"], r["tokens"]) == (format, shape, tokens)]
-        times = {(row["plan"], row["sparsity"]): row["us"] for row in own}
-        zeros = sorted({row["sparsity"] for row in own})
-        best = {each: min(us for (_, s), us in times.items() if s == each) for each in zeros}
-        table = Table(title=f"{format}, {shape}, {tokens} tokens: µs by zeros", box=box.SIMPLE_HEAD)
-        table.add_column("plan", no_wrap=True)
-        for each in zeros:
-            table.add_column(f"{each}%", justify="right", no_wrap=True)
-        for plan in dict.fromkeys(row["plan"] for row in own):
-            cells = []
-            for each in zeros:
-                us = times.get((plan, each))
-                text = "" if us is None else f"{us:.1f}"
-                cells.append(f"[green]{text}[/]" if us == best[each] else text)
-            table.add_row(plan, *cells)
-        console.print(table)
-    console.print(signature(about))
 
 
 def show_profile(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
@@ -199,7 +169,6 @@ def main() -> None:
         )
         return
 
-    arguments.speed |= arguments.shapes
     asked = {name: getattr(arguments, name) for name in names}
     if not any(asked.values()):
         asked |= {"check": True, "speed": True}

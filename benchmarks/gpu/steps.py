@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from _baselines import Dense, activations
 from _device import Budget, Stopwatch, _formats, _measure, _results, cold_bytes, machine
+from _launches import launches
 from _layers import Layer, layer
 from _program import DTYPES, device_of, numbers, parser
 from _steps import OWN, times
@@ -45,7 +46,7 @@ Linear = Callable[[fs.PackedWeight, Tensor], Tensor]
 
 LAYERS = ("28672x7168", "4096x14336", "28672x4096", "8192x8192", "7168x28672", "4096x4096")
 TOKENS = (32, 33, 64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 256)
-LAUNCHES, OF_EACH = 10, 2  # of a point, and of a compiled shape
+LAUNCHES = 10  # of a point
 FEW_TOKENS = 64  # that the kernels for few take in one launch
 CHECKED = (((1000, 1300), (65, 100, 150, 230)), ((330, 2100), (97, 129, 200, 256)))
 STEP = 0.1  # from a number of tokens to the next: the most that is asked for
@@ -83,26 +84,16 @@ class Kind:
         return stored.prepare(weight.device)
 
     def ways(
-        self, packed: fs.PackedWeight, tokens: int, multiprocessors: int, most: int
+        self, packed: fs.PackedWeight, tokens: int, device: torch.device, most: int
     ) -> dict[str, Linear]:
         """All that is timed, by name, its own choice first; `most` launches of the wgmma kernel."""
         found: dict[str, Linear] = {OWN: _rounded if self.rounded else _formats.multiply}
         if tokens <= FEW_TOKENS and not self.rounded and _formats.kernels(self.format):
             found["few"] = partial(_formats.multiply, plan=Plan.only(FEW))
-        for launch in self._launches(packed, tokens, multiprocessors, most):
-            found[str(launch)] = launch.linear_rounded if self.rounded else launch.linear
+        kernels = [f"{self.format}.many"]
+        for launch in launches(packed, tokens, device, kernels, most, self.rounded):
+            found[f"many {list(launch.numbers)}"] = launch.of(found[OWN])
         return found
-
-    def _launches(
-        self, packed: fs.PackedWeight, tokens: int, multiprocessors: int, most: int
-    ) -> Sequence[Any]:
-        """Those of the kernel for many tokens that should be best."""
-        module = _formats.room(self.format, "wgmma_launches")
-        return (
-            ()
-            if module is None
-            else module.plans_of(packed, tokens, multiprocessors, most, OF_EACH)
-        )
 
     def __str__(self) -> str:
         return f"{self.format}, {self.title}"
@@ -165,7 +156,7 @@ class Exact:
 def check(kinds: Sequence[Kind], device: torch.device, budget: Budget) -> int:
     """Launches of every shape over small weights, twice; the number of those that were wrong."""
     bad = done = 0
-    for (number, kind), (shape, counts) in itertools.product(enumerate(kinds), CHECKED):
+    for kind, (shape, counts) in itertools.product(kinds, CHECKED):
         for tokens, dtype in itertools.product(counts, DTYPES.values()):
             if budget.left < 0:
                 print(f"check: time is over before {kind}", flush=True)
@@ -174,7 +165,7 @@ def check(kinds: Sequence[Kind], device: torch.device, budget: Budget) -> int:
             packed = kind.pack(weight)
             x = torch.randn(tokens, shape[1], device=device).to(dtype)
             exact = Exact(kind, packed.unpack(), x)
-            for name, linear in kind.ways(packed, tokens, 8 + number, 64).items():
+            for name, linear in kind.ways(packed, tokens, device, 64).items():
                 y, again = linear(packed, x), linear(packed, x)
                 done += 1
                 if exact.wrong(y) or not torch.equal(y, again):
@@ -194,7 +185,6 @@ class Steps:
         self._tokens, self._dtype, self._device = arguments.tokens, DTYPES[arguments.dtype], device
         self._stopwatch = Stopwatch(device, arguments.replays)
         self._launches = arguments.launches
-        self._units = torch.cuda.get_device_properties(device).multi_processor_count
 
     def dense(self, each: Layer) -> dict[int, Row]:
         """cuBLAS, by the fastest way to call it."""
@@ -231,7 +221,7 @@ class Steps:
         exact: Exact,
         dense: Row,
     ) -> None:
-        for name, linear in kind.ways(packed, len(x), self._units, self._launches).items():
+        for name, linear in kind.ways(packed, len(x), self._device, self._launches).items():
             off = exact.wrong(linear(packed, x))
             if off:
                 self.wrong += 1

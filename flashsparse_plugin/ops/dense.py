@@ -40,16 +40,6 @@ def _(x, weight, bias=None):
     return _result(x, weight)
 
 
-@register_fake("flashsparse::flat_gemm_planned")
-def _(x, weight, bias, shape, split):
-    """flat_gemm by one CUDA kernel, planned by the caller; for benchmarks and tuning.
-
-    shape is an index into the compiled shapes of kernels/cuda/dense/dense_plan.h, split the number
-    of parts that in_features is cut into. More tokens than the shape has take several launches.
-    """
-    return _result(x, weight)
-
-
 @register_fake("flashsparse::gemv")
 def _(x, weight, bias=None):
     """gemv(x, weight, bias=None) -> y [..., out_features]
@@ -59,12 +49,6 @@ def _(x, weight, bias=None):
 
     Source: FlashDecoding++, section 5 (ImplA, after FastGEMV).
     """
-    return _result(x, weight)
-
-
-@register_fake("flashsparse::gemv_planned")
-def _(x, weight, bias, shape):
-    """gemv by one CUDA kernel of the caller's choice; for benchmarks and tuning."""
     return _result(x, weight)
 
 

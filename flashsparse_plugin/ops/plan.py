@@ -2,17 +2,19 @@
 """How a product is launched on a GPU, and how long it should take: asked of the planners in C++.
 
 The ops plan their launches by the same code, so that what is estimated here is what runs. No GPU is
-needed, and any GPU whose rates are known may be asked about.
+needed, and any GPU whose rates are known may be asked about. `override` gives products another
+launch, to time it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..gpu import Gpu
-from .library import ops
+from .library import STATUS, ops
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,44 @@ def choose_kernel(format: str, product: Product, gpu: Gpu) -> str:
         RuntimeError: For a format without kernels on GPUs.
     """
     return ops.choose_kernel(format, *_arguments(product, gpu))
+
+
+@contextmanager
+def override(kernel: str, launch: Sequence[int]) -> Iterator[None]:
+    """Products of this thread are launched as given, not as planned; for benchmarks.
+
+        with override("sparse_24.few", candidates("sparse_24.few", product, gpu)[0].numbers):
+            y = weight.linear(x)
+
+    Products of the kernel's format take this kernel, whatever their number of tokens, and each of
+    their launches takes these numbers. Overrides nest: the innermost of a format counts. A CUDA
+    graph keeps what it captured. Whether a launch begins before the kernel ahead of it has ended
+    (PDL) remains a matter of what ran before.
+
+    Args:
+        kernel: "<format>.<implementation>", as in `plan`.
+        launch: `Launch.numbers`, in the order of `launch_fields`.
+
+    Raises:
+        RuntimeError: Here, for an unknown kernel, and without CUDA kernels; by the product, for
+            values that the kernel does not multiply, and a launch that breaks a rule of it; at the
+            end, if no product took the launch.
+    """
+    fields = launch_fields(kernel)
+    if len(launch) != len(fields):
+        raise RuntimeError(
+            f"a launch of {kernel} has {len(fields)} numbers ({' '.join(fields)}), "
+            f"not {len(launch)}"
+        )
+    if not STATUS["_C_cuda"].loaded:
+        raise RuntimeError(f"{kernel} is a CUDA kernel. Those are {STATUS['_C_cuda'].reason}")
+    ops.override_launch(kernel, list(launch))
+    try:
+        yield
+    finally:
+        launches = ops.end_override()
+    if launches == 0:
+        raise RuntimeError(f"no product was launched by {kernel} while it was given a launch")
 
 
 def launch_fields(kernel: str) -> Sequence[str]:

@@ -2,11 +2,50 @@
 // Argument checks of the ops of dense layers, on every device.
 #pragma once
 #include <optional>
+#include <tuple>
 #include <vector>
 
+#include "bindings/launch.h"
 #include "bindings/torch_stable.h"
+#include "cuda/dense/dense_plan.h"
 
 namespace flashsparse {
+
+template <>
+struct LaunchNumbers<dense::FlatPlan> {
+  static constexpr const char* kFields = "shape split";
+  static auto of(dense::FlatPlan& plan) { return std::tie(plan.shape, plan.split); }
+};
+
+struct GemvPlan {
+  int shape;  // index into dense::kGemvShapes
+};
+
+template <>
+struct LaunchNumbers<GemvPlan> {
+  static constexpr const char* kFields = "shape";
+  static auto of(GemvPlan& plan) { return std::tie(plan.shape); }
+};
+
+// Why a kernel could not run by a plan; null where it can. aligned: rows of the weight lie on 16
+// bytes.
+inline const char* broken_rule(const dense::FlatPlan& plan, int64_t rows, int64_t cols,
+                               int64_t tokens, bool aligned, const Gpu& gpu) {
+  if (plan.shape < 0 || plan.shape >= dense::kFlatShapeCount) return "there is no such shape";
+  if (!aligned && plan.shape != dense::kUnalignedFlat) return "the rows do not lie on 16 bytes";
+  const dense::FlatShapeInfo& shape = dense::kFlatShapes[plan.shape];
+  if (tokens > shape.tokens) return "the shape is for fewer tokens";
+  if (shape.shared_bytes() > gpu.shared_bytes) return "too much shared memory";
+  if (plan.split < 1 || plan.split > dense::max_split(plan.shape, rows, cols))
+    return "the columns are not split into so many parts";
+  return nullptr;
+}
+
+inline const char* broken_rule(const GemvPlan& plan, int64_t tokens, bool aligned) {
+  if (plan.shape < 0 || plan.shape >= dense::kGemvShapeCount) return "there is no such shape";
+  if (!aligned && plan.shape != dense::kUnalignedGemv) return "the rows do not lie on 16 bytes";
+  return tokens > dense::kGemvShapes[plan.shape].tokens ? "the shape is for fewer tokens" : nullptr;
+}
 
 inline constexpr int64_t kMaxFlatGemmTokens = 64, kMaxGemvTokens = 8;
 

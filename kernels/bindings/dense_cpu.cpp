@@ -59,9 +59,7 @@ Tensor dense_linear(const Tensor& x, const Tensor& weight, const std::optional<T
 
 STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def("flat_gemm(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
-  m.def("flat_gemm_planned(Tensor x, Tensor weight, Tensor? bias, int shape, int split) -> Tensor");
   m.def("gemv(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
-  m.def("gemv_planned(Tensor x, Tensor weight, Tensor? bias, int shape) -> Tensor");
   m.def(
       "dense_linear(Tensor x, Tensor weight, Tensor? bias, int gemv_tokens, int flat_tokens) -> "
       "Tensor");

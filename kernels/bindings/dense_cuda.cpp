@@ -6,6 +6,7 @@
 
 #include "bindings/cuda.h"
 #include "bindings/dense.h"
+#include "bindings/override.h"
 #include "cuda/dense/dense.h"
 #include "cuda/shared/arrivals.h"
 
@@ -76,8 +77,13 @@ Tensor flat_gemm(const Tensor& x, const Tensor& weight, const std::optional<Tens
   const bool aligned = problem.call.aligned();
   const Gpu gpu = gpu_of(weight);
   return problem.launched(dense::max_flat_tokens(aligned), [&](const cuda::DenseCall& call) {
-    launch_flat(problem, call,
-                dense::plan_flat_gemm(call.rows, call.cols, call.tokens, aligned, gpu));
+    const auto plan = launch_of(
+        "dense.flat_gemm", call.rows, call.cols, call.tokens, FlatPlan{},
+        [&] { return dense::plan_flat_gemm(call.rows, call.cols, call.tokens, aligned, gpu); },
+        [&](const FlatPlan& own) {
+          return broken_rule(own, call.rows, call.cols, call.tokens, aligned, gpu);
+        });
+    launch_flat(problem, call, plan);
   });
 }
 
@@ -86,47 +92,19 @@ Tensor gemv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& 
   const bool aligned = problem.call.aligned();
   const int multiprocessors = gpu_of(weight).multiprocessors;
   return problem.launched(dense::max_gemv_tokens(aligned), [&](const cuda::DenseCall& call) {
-    STD_CUDA_CHECK(cuda::gemv(call,
-                              dense::plan_gemv(call.rows, call.tokens, aligned, multiprocessors),
-                              current_stream(weight)));
-  });
-}
-
-// For benchmarks and `flashsparse tune`: the kernels with a given plan.
-
-void check_shape(const char* op, int64_t shape, int64_t count, int64_t unaligned, bool aligned) {
-  FS_CHECK(shape >= 0 && shape < count, op, ": shape must be below ", count);
-  FS_CHECK(aligned || shape == unaligned, op, ": only shape ", unaligned,
-           " is for weights whose rows do not lie on 16 bytes");
-}
-
-Tensor flat_gemm_planned(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                         int64_t shape, int64_t split) {
-  constexpr const char* kOp = "flat_gemm_planned";
-  Problem problem(kOp, kMaxFlatGemmTokens, x, weight, bias);
-  check_shape(kOp, shape, dense::kFlatShapeCount, dense::kUnalignedFlat, problem.call.aligned());
-  const FlatPlan plan{static_cast<int>(shape), static_cast<int>(split)};
-  const int most = dense::max_split(plan.shape, problem.sizes.rows, problem.sizes.cols);
-  FS_CHECK(split >= 1 && split <= most, kOp, ": split must be 1 to ", most);
-  return problem.launched(dense::kFlatShapes[shape].tokens,
-                          [&](const cuda::DenseCall& call) { launch_flat(problem, call, plan); });
-}
-
-Tensor gemv_planned(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                    int64_t shape) {
-  constexpr const char* kOp = "gemv_planned";
-  Problem problem(kOp, kMaxGemvTokens, x, weight, bias);
-  check_shape(kOp, shape, dense::kGemvShapeCount, dense::kUnalignedGemv, problem.call.aligned());
-  return problem.launched(dense::kGemvShapes[shape].tokens, [&](const cuda::DenseCall& call) {
-    STD_CUDA_CHECK(cuda::gemv(call, static_cast<int>(shape), current_stream(weight)));
+    const auto plan = launch_of(
+        "dense.gemv", call.rows, call.cols, call.tokens, GemvPlan{},
+        [&] {
+          return GemvPlan{dense::plan_gemv(call.rows, call.tokens, aligned, multiprocessors)};
+        },
+        [&](const GemvPlan& own) { return broken_rule(own, call.tokens, aligned); });
+    STD_CUDA_CHECK(cuda::gemv(call, plan.shape, current_stream(weight)));
   });
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
   m.impl("flat_gemm", TORCH_BOX(&flat_gemm));
-  m.impl("flat_gemm_planned", TORCH_BOX(&flat_gemm_planned));
   m.impl("gemv", TORCH_BOX(&gemv));
-  m.impl("gemv_planned", TORCH_BOX(&gemv_planned));
 }
 
 }  // namespace

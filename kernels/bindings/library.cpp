@@ -17,6 +17,10 @@ STABLE_TORCH_LIBRARY(flashsparse, m) {
   // Whether to launch CUDA products with PDL from now on (early_begin.h); returns the previous
   // setting.
   m.def("begin_early(bool behind_others) -> bool");
+  // What launches CUDA products of this thread take instead of the planned ones, for benchmarks;
+  // end_override returns how many took the innermost (override.h).
+  m.def("override_launch(str kernel, int[] launch) -> ()");
+  m.def("end_override() -> int");
 }
 
 // They take no tensor from which a device could be chosen.

@@ -4,12 +4,41 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "bindings/codes.h"
+#include "bindings/launch.h"
 #include "bindings/nm_vector.h"
+#include "cuda/nm_gather/linear_plan.h"
+#include "cuda/nm_gather/packed_plan.h"
+#include "cuda/nm_gather/tiles_plan.h"
 #include "formats/nm_gather.h"
 
 namespace flashsparse {
+
+template <>
+struct LaunchNumbers<nm_gather::Plan> {
+  static constexpr const char* kFields = "shape row_warps depth_warps splits chunk_sections";
+  static auto of(nm_gather::Plan& plan) {
+    return std::tie(plan.shape, plan.row_warps, plan.depth_warps, plan.splits, plan.chunk_sections);
+  }
+};
+
+template <>
+struct LaunchNumbers<nm_gather::TilesPlan> {
+  static constexpr const char* kFields =
+      "shape row_warps splits x_stages weight_stages band cluster";
+  static auto of(nm_gather::TilesPlan& plan) {
+    return std::tie(plan.shape, plan.row_warps, plan.splits, plan.x_stages, plan.weight_stages,
+                    plan.band, plan.cluster);
+  }
+};
+
+template <>
+struct LaunchNumbers<nm_gather::PackedPlan> {
+  static constexpr const char* kFields = "shape band";
+  static auto of(nm_gather::PackedPlan& plan) { return std::tie(plan.shape, plan.band); }
+};
 
 // The layout of a pattern and of the options `values` and `group` (0: one scale for each row).
 inline nm_gather::Layout check_gather_pattern(int64_t n, int64_t m, int64_t vector_length,

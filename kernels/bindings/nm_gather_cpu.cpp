@@ -16,20 +16,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias=None, "
       "int? sparse_tokens=None, Tensor? weight_scale=None, str values=\"native\", "
       "int group=0, Tensor? x_scales=None) -> Tensor");
-  m.def(
-      "nm_gather_linear_planned(Tensor x, Tensor gather_values, Tensor gather_index, "
-      "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias, "
-      "int shape, int row_warps, int depth_warps, int splits, int chunk_sections, "
-      "Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
-  m.def(
-      "nm_gather_linear_tiles_planned(Tensor x, Tensor gather_values, Tensor gather_index, "
-      "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias, "
-      "int shape, int row_warps, int splits, int x_stages, int weight_stages, int band, "
-      "int cluster, Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
-  m.def(
-      "nm_gather_linear_packed_planned(Tensor x, Tensor gather_values, Tensor gather_index, "
-      "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, "
-      "Tensor? bias, int shape, int band) -> Tensor");
 }
 
 }  // namespace

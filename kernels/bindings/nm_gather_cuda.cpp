@@ -10,6 +10,7 @@
 #include "bindings/early_begin.h"
 #include "bindings/linear_cuda.h"
 #include "bindings/nm_gather.h"
+#include "bindings/override.h"
 #include "bindings/unpacked_product_cuda.h"
 #include "cuda/nm_gather/kernel_choice.h"
 #include "cuda/nm_gather/nm_gather.h"
@@ -18,9 +19,7 @@ namespace flashsparse {
 namespace {
 
 using nm_gather::Layout;
-using nm_gather::Plan;
 using nm_gather::Stored;
-using nm_gather::TilesPlan;
 using torch::stable::accelerator::DeviceGuard;
 
 // Unpacks rows [first, first + rows) of a weight with `in` columns; first is a multiple of the rows
@@ -47,18 +46,21 @@ Tensor nm_gather_unpack(const Tensor& values, const Tensor& index, int64_t out, 
   return unpack_rows(weight, layout, 0, out, in, dtype);
 }
 
-// One launch for each slab of tokens, with the plan `given` or the slab's own.
+// One launch for each slab of tokens.
 void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layout& layout,
-                    const Gpu& gpu, std::optional<Plan> given, Tensor& y) {
+                    const Gpu& gpu, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const Tensor x = aligned_rows(inputs.x, linear::kTileCols);
   const cudaStream_t stream = current_stream(x);
   const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
   const bool early = begins_early(inputs.x) && gpu.has_dependent_launch();
-  const int64_t most = given ? given->info().tokens : nm_gather::max_tokens(layout, gpu);
+  const int64_t most = nm_gather::max_tokens(layout, gpu);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
-    const Plan plan = given ? *given : nm_gather::plan_linear(layout, rows, cols, tokens, gpu);
+    const auto plan = launch_of(
+        "nm_gather", rows, cols, tokens, nm_gather::Plan{},
+        [&] { return nm_gather::plan_linear(layout, rows, cols, tokens, gpu); },
+        [&](const auto& own) { return own.complaint(layout, rows, cols, tokens, gpu); });
     Partials partials(x, plan.partial_floats(layout, rows));
     cuda::NmGatherProduct product{};
     product.weight = weight;
@@ -79,14 +81,17 @@ void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layo
 }
 
 // A transposed copy of x and a launch that reads it, for as many tokens at a time as the workspace
-// holds; with the plan `given` or the tokens' own.
+// holds.
 void tiles_product(const LinearInputs& inputs, const Stored& weight, const Layout& layout,
-                   const Gpu& gpu, std::optional<TilesPlan> given, Tensor& y) {
+                   const Gpu& gpu, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const bool bfloat16 = inputs.x.scalar_type() == ScalarType::BFloat16;
   for_each_x_tiles(inputs, layout, [&](const Tensor& x_tiles, int64_t begin, int64_t tokens) {
     const cudaStream_t stream = current_stream(x_tiles);
-    const TilesPlan plan = given ? *given : nm_gather::plan_tiles(layout, rows, cols, tokens, gpu);
+    const auto plan = launch_of(
+        "nm_gather", rows, cols, tokens, nm_gather::TilesPlan{},
+        [&] { return nm_gather::plan_tiles(layout, rows, cols, tokens, gpu); },
+        [&](const auto& own) { return own.complaint(layout, rows, cols, tokens, gpu); });
     Partials partials(x_tiles, plan.partial_floats(rows, tokens));
     cuda::NmGatherTiles product = product_of(inputs, weight, x_tiles, begin, tokens, y);
     product.partials = partials.data();
@@ -95,6 +100,23 @@ void tiles_product(const LinearInputs& inputs, const Stored& weight, const Layou
     }
     STD_CUDA_CHECK(
         cuda::nm_gather_tiles(layout, product, plan, bfloat16, gpu.has_dependent_launch(), stream));
+  });
+}
+
+// The same by wgmma on Hopper, which multiplies packed x: the columns that a row tile keeps. For
+// weights and GPUs of which packed_complaint() says nothing.
+void packed_product(const LinearInputs& inputs, const Stored& weight, const Layout& layout,
+                    const Gpu& gpu, Tensor& y) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features;
+  const bool bfloat16 = inputs.x.scalar_type() == ScalarType::BFloat16;
+  for_each_x_tiles(inputs, layout, [&](const Tensor& x_tiles, int64_t begin, int64_t tokens) {
+    const auto plan = launch_of(
+        "nm_gather", rows, cols, tokens, nm_gather::PackedPlan{},
+        [&] { return nm_gather::plan_packed(layout, rows, cols, tokens, gpu); },
+        [&](const auto& own) { return own.complaint(layout, rows, cols, tokens, gpu); });
+    STD_CUDA_CHECK(
+        cuda::nm_gather_packed(layout, product_of(inputs, weight, x_tiles, begin, tokens, y), plan,
+                               gpu.multiprocessors, bfloat16, current_stream(x_tiles)));
   });
 }
 
@@ -117,15 +139,17 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(values);
   const Kernel kernel =
-      x.scalar_type() == weight_dtype
-          ? nm_gather::choose_kernel(layout, rows, cols, inputs.tokens, gpu, {sparse_tokens, {}})
-          : Kernel::kUnpacked;
+      chosen_kernel("nm_gather", {Kernel::kFew, Kernel::kMany, Kernel::kPacked},
+                    x.scalar_type() == weight_dtype, [&] {
+                      return nm_gather::choose_kernel(layout, rows, cols, inputs.tokens, gpu,
+                                                      {sparse_tokens, {}});
+                    });
   if (kernel == Kernel::kFew) {
-    sparse_product(inputs, own, layout, gpu, std::nullopt, y);
+    sparse_product(inputs, own, layout, gpu, y);
   } else if (kernel == Kernel::kMany) {
-    tiles_product(inputs, own, layout, gpu, std::nullopt, y);
+    tiles_product(inputs, own, layout, gpu, y);
   } else if (kernel == Kernel::kPacked) {
-    packed_product(inputs, own, layout, gpu, std::nullopt, y);
+    packed_product(inputs, own, layout, gpu, y);
   } else {
     unpacked_product_cuda(inputs, weight_dtype, vector_length, y,
                           [&](int64_t first, int64_t count) {
@@ -135,68 +159,9 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
   return y;
 }
 
-// For benchmarks: the decode kernel with a given plan.
-Tensor nm_gather_linear_planned(const Tensor& x, const Tensor& values, const Tensor& index,
-                                int64_t rows, int64_t n, int64_t m, int64_t vector_length,
-                                ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                                int64_t shape, int64_t row_warps, int64_t depth_warps,
-                                int64_t splits, int64_t chunk_sections,
-                                const std::optional<Tensor>& row_scales,
-                                const std::string& value_type, int64_t group) {
-  check_weight_dtype(weight_dtype);
-  const Layout layout = check_gather_pattern(n, m, vector_length, value_type, group);
-  const LinearInputs inputs(x, rows, bias, values, "gather_values");
-  const int64_t cols = inputs.in_features;
-  const GatherTensors weight{values, index, row_scales};
-  check_readable(weight, rows, cols, layout);
-  FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
-  const Gpu gpu = gpu_of(values);
-  const Plan plan{static_cast<int>(shape), static_cast<int>(row_warps),
-                  static_cast<int>(depth_warps), static_cast<int>(splits),
-                  static_cast<int>(chunk_sections)};
-  const char* const complaint = plan.complaint(layout, rows, cols, inputs.tokens, gpu);
-  FS_CHECK(complaint == nullptr && inputs.tokens >= 1,
-           "no plan for this product: ", complaint ? complaint : "there are no tokens");
-  const DeviceGuard guard(values.get_device_index());
-  Tensor y = inputs.new_y();
-  sparse_product(inputs, stored(weight, layout, layout.pairs(cols)), layout, gpu, plan, y);
-  return y;
-}
-
-// For benchmarks: the prefill kernel with a given plan.
-Tensor nm_gather_linear_tiles_planned(const Tensor& x, const Tensor& values, const Tensor& index,
-                                      int64_t rows, int64_t n, int64_t m, int64_t vector_length,
-                                      ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                                      int64_t shape, int64_t row_warps, int64_t splits,
-                                      int64_t x_stages, int64_t weight_stages, int64_t band,
-                                      int64_t cluster, const std::optional<Tensor>& row_scales,
-                                      const std::string& value_type, int64_t group) {
-  check_weight_dtype(weight_dtype);
-  const Layout layout = check_gather_pattern(n, m, vector_length, value_type, group);
-  const LinearInputs inputs(x, rows, bias, values, "gather_values");
-  const int64_t cols = inputs.in_features;
-  const GatherTensors weight{values, index, row_scales};
-  check_readable(weight, rows, cols, layout);
-  FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
-  const Gpu gpu = gpu_of(values);
-  const TilesPlan plan{static_cast<int>(shape),         static_cast<int>(row_warps),
-                       static_cast<int>(splits),        static_cast<int>(x_stages),
-                       static_cast<int>(weight_stages), static_cast<int>(band),
-                       static_cast<int>(cluster)};
-  const char* const complaint = plan.complaint(layout, rows, cols, inputs.tokens, gpu);
-  FS_CHECK(complaint == nullptr && inputs.tokens >= 1,
-           "no plan for this product: ", complaint ? complaint : "there are no tokens");
-  const DeviceGuard guard(values.get_device_index());
-  Tensor y = inputs.new_y();
-  tiles_product(inputs, stored(weight, layout, layout.pairs(cols)), layout, gpu, plan, y);
-  return y;
-}
-
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
   m.impl("nm_gather_unpack", TORCH_BOX(&nm_gather_unpack));
   m.impl("nm_gather_linear", TORCH_BOX(&nm_gather_linear));
-  m.impl("nm_gather_linear_planned", TORCH_BOX(&nm_gather_linear_planned));
-  m.impl("nm_gather_linear_tiles_planned", TORCH_BOX(&nm_gather_linear_tiles_planned));
 }
 
 }  // namespace

@@ -74,10 +74,4 @@ inline cuda::NmGatherTiles product_of(const LinearInputs& inputs, const nm_gathe
   return product;
 }
 
-// By wgmma and packed x (nm_gather_packed_cuda.cpp), if packed_complaint() returns null; with the
-// plan `given` or the tokens' own.
-void packed_product(const LinearInputs& inputs, const nm_gather::Stored& weight,
-                    const nm_gather::Layout& layout, const Gpu& gpu,
-                    std::optional<nm_gather::PackedPlan> given, Tensor& y);
-
 }  // namespace flashsparse

@@ -15,11 +15,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "nm_spmm_linear(Tensor x, Tensor spmm_values, Tensor spmm_index, Tensor spmm_columns, "
       "Tensor spmm_packed, int out_features, int n, int m, int vector_length, "
       "ScalarType weight_dtype, Tensor? bias=None, int? sparse_tokens=None) -> Tensor");
-  m.def(
-      "nm_spmm_linear_planned(Tensor x, Tensor spmm_values, Tensor spmm_index, "
-      "Tensor spmm_columns, Tensor spmm_packed, int out_features, int n, int m, "
-      "int vector_length, ScalarType weight_dtype, Tensor? bias=None, int kernel=-1, "
-      "int splits=1) -> Tensor");
 }
 
 }  // namespace

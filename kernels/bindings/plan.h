@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/codes.h"
+#include "bindings/launch.h"
 #include "cuda/plan/kernel.h"
 #include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
@@ -98,30 +99,31 @@ struct Fit {
 };
 
 // The launch of a product whose launches take up to `most` tokens. For some tokens fit(tokens) is
-// the fit, and price(tokens) the launch and its cost; numbers(launch) has its numbers.
-template <class FitOf, class Price, class Numbers>
+// the fit, and price(tokens) the launch and its cost.
+template <class FitOf, class Price>
 Launch planned(const Product& product, const Gpu& gpu, int64_t most, const FitOf& fit,
-               const Price& price, const Numbers& numbers) {
+               const Price& price) {
   Launch first{{}, 0};
   for (int64_t begin = 0; begin < product.tokens; begin += most) {
     const int64_t tokens = std::min(most, product.tokens - begin);
     const auto [launch, cost] = price(tokens);
     FS_CHECK(cost >= 0, "no launch is legal for ", tokens, " tokens of a [", product.rows, ", ",
              product.cols, "] weight");
-    if (begin == 0) first.numbers = numbers(launch);
+    if (begin == 0) first.numbers = numbers_of(launch);
     first.microseconds += fit(tokens).microseconds(cost, tokens, product.nbytes, gpu);
   }
   return first;
 }
 
 // The launches that were compared for up to `most` tokens: list(tokens).
-template <class FitOf, class List, class Numbers>
+template <class FitOf, class List>
 std::vector<Launch> compared(const Product& product, const Gpu& gpu, int64_t most, const FitOf& fit,
-                             const List& list, const Numbers& numbers) {
+                             const List& list) {
   const int64_t tokens = std::min(most, product.tokens);
   std::vector<Launch> found;
   for (const auto& [launch, cost] : list(tokens)) {
-    found.push_back({numbers(launch), fit(tokens).microseconds(cost, tokens, product.nbytes, gpu)});
+    found.push_back(
+        {numbers_of(launch), fit(tokens).microseconds(cost, tokens, product.nbytes, gpu)});
   }
   return found;
 }

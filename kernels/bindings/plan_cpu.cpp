@@ -25,11 +25,6 @@ const std::vector<Format>& formats() {
   return all;
 }
 
-const char* name_of(Kernel kernel) {
-  constexpr const char* kNames[] = {"sparse", "few", "many", "packed", "library"};
-  return kNames[static_cast<int>(kernel)];
-}
-
 // sizes: rows, cols, tokens, nbytes, n, m, vector_length, group.
 Product product_of(const std::vector<int64_t>& sizes, const std::string& values, bool quantizes_x) {
   FS_CHECK(sizes.size() == 8, "a product has 8 sizes, not ", sizes.size());

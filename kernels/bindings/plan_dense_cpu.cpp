@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels for dense 16-bit layers, of weights whose rows lie on 16 bytes.
+#include "bindings/dense.h"
 #include "bindings/plan.h"
-#include "cuda/dense/dense_plan.h"
 
 namespace flashsparse::planning {
 namespace {
@@ -19,28 +19,21 @@ Product with_bytes(const Product& product) {
   return dense;
 }
 
-std::vector<int64_t> flat_numbers(const dense::FlatPlan& plan) { return {plan.shape, plan.split}; }
-
 Fit flat_fit(int64_t) { return {2.0, 0.02, 1.04 / 35e3}; }  // bytes
 
 Launch plan_flat(const Product& product, const Gpu& gpu) {
   check_tokens(product, dense::max_flat_tokens(true));
-  return planned(
-      with_bytes(product), gpu, dense::max_flat_tokens(true), flat_fit,
-      [&](int64_t tokens) {
-        return dense::price_flat_gemm(product.rows, product.cols, tokens, true, gpu);
-      },
-      flat_numbers);
+  return planned(with_bytes(product), gpu, dense::max_flat_tokens(true), flat_fit,
+                 [&](int64_t tokens) {
+                   return dense::price_flat_gemm(product.rows, product.cols, tokens, true, gpu);
+                 });
 }
 
 std::vector<Launch> list_flat(const Product& product, const Gpu& gpu) {
   check_tokens(product, dense::max_flat_tokens(true));
-  return compared(
-      with_bytes(product), gpu, product.tokens, flat_fit,
-      [&](int64_t tokens) {
-        return dense::list_flat_gemm(product.rows, product.cols, tokens, true, gpu);
-      },
-      flat_numbers);
+  return compared(with_bytes(product), gpu, product.tokens, flat_fit, [&](int64_t tokens) {
+    return dense::list_flat_gemm(product.rows, product.cols, tokens, true, gpu);
+  });
 }
 
 Launch plan_gemv(const Product& product, const Gpu& gpu) {
@@ -82,8 +75,9 @@ Shapes gemv_shapes() {
 Format dense_planners() {
   return {"dense",
           nullptr,
-          {{"dense.flat_gemm", "shape split", flat_shapes, plan_flat, list_flat},
-           {"dense.gemv", "shape", gemv_shapes, plan_gemv, list_gemv}}};
+          {{"dense.flat_gemm", LaunchNumbers<dense::FlatPlan>::kFields, flat_shapes, plan_flat,
+            list_flat},
+           {"dense.gemv", LaunchNumbers<GemvPlan>::kFields, gemv_shapes, plan_gemv, list_gemv}}};
 }
 
 }  // namespace flashsparse::planning

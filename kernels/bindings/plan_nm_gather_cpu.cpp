@@ -22,10 +22,6 @@ Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits)
 
 constexpr double kClock = 1755;  // a microsecond: clocks that planners count
 
-std::vector<int64_t> few_numbers(const nm_gather::Plan& plan) {
-  return {plan.shape, plan.row_warps, plan.depth_warps, plan.splits, plan.chunk_sections};
-}
-
 auto few_fit(const Product& product) {
   const bool is_native = product.values == "native";
   return [is_native](int64_t) {
@@ -35,27 +31,18 @@ auto few_fit(const Product& product) {
 
 Launch plan_few(const Product& product, const Gpu& gpu) {
   const Layout layout = layout_of(product);
-  return planned(
-      product, gpu, nm_gather::max_tokens(layout, gpu), few_fit(product),
-      [&](int64_t tokens) {
-        return nm_gather::price_linear(layout, product.rows, product.cols, tokens, gpu);
-      },
-      few_numbers);
+  return planned(product, gpu, nm_gather::max_tokens(layout, gpu), few_fit(product),
+                 [&](int64_t tokens) {
+                   return nm_gather::price_linear(layout, product.rows, product.cols, tokens, gpu);
+                 });
 }
 
 std::vector<Launch> list_few(const Product& product, const Gpu& gpu) {
   const Layout layout = layout_of(product);
-  return compared(
-      product, gpu, nm_gather::max_tokens(layout, gpu), few_fit(product),
-      [&](int64_t tokens) {
-        return nm_gather::list_linear(layout, product.rows, product.cols, tokens, gpu);
-      },
-      few_numbers);
-}
-
-std::vector<int64_t> many_numbers(const TilesPlan& plan) {
-  return {plan.shape,         plan.row_warps, plan.splits, plan.x_stages,
-          plan.weight_stages, plan.band,      plan.cluster};
+  return compared(product, gpu, nm_gather::max_tokens(layout, gpu), few_fit(product),
+                  [&](int64_t tokens) {
+                    return nm_gather::list_linear(layout, product.rows, product.cols, tokens, gpu);
+                  });
 }
 
 auto many_fit(const Product& product) {
@@ -84,28 +71,21 @@ std::vector<Launch> with_transposing(std::vector<Launch> all, const Product& pro
 
 Launch plan_many(const Product& product, const Gpu& gpu) {
   const Layout layout = tiles_layout(product, gpu);
-  const Launch own = planned(
-      product, gpu, product.tokens, many_fit(product),
-      [&](int64_t tokens) {
-        return nm_gather::price_tiles(layout, product.rows, product.cols, tokens, gpu);
-      },
-      many_numbers);
+  const Launch own = planned(product, gpu, product.tokens, many_fit(product), [&](int64_t tokens) {
+    return nm_gather::price_tiles(layout, product.rows, product.cols, tokens, gpu);
+  });
   return {own.numbers, own.microseconds + transposing(product, gpu)};
 }
 
 std::vector<Launch> list_many(const Product& product, const Gpu& gpu) {
   const Layout layout = tiles_layout(product, gpu);
-  return with_transposing(compared(
-                              product, gpu, product.tokens, many_fit(product),
-                              [&](int64_t tokens) {
-                                return nm_gather::list_tiles(layout, product.rows, product.cols,
-                                                             tokens, gpu);
-                              },
-                              many_numbers),
+  return with_transposing(compared(product, gpu, product.tokens, many_fit(product),
+                                   [&](int64_t tokens) {
+                                     return nm_gather::list_tiles(layout, product.rows,
+                                                                  product.cols, tokens, gpu);
+                                   }),
                           product, gpu);
 }
-
-std::vector<int64_t> packed_numbers(const PackedPlan& plan) { return {plan.shape, plan.band}; }
 
 Fit packed_fit(int64_t) { return {0.6, 0, 1.14 / kClock}; }
 
@@ -118,24 +98,19 @@ Layout packed_layout(const Product& product, const Gpu& gpu) {
 
 Launch plan_packed(const Product& product, const Gpu& gpu) {
   const Layout layout = packed_layout(product, gpu);
-  const Launch own = planned(
-      product, gpu, product.tokens, packed_fit,
-      [&](int64_t tokens) {
-        return nm_gather::price_packed(layout, product.rows, product.cols, tokens, gpu);
-      },
-      packed_numbers);
+  const Launch own = planned(product, gpu, product.tokens, packed_fit, [&](int64_t tokens) {
+    return nm_gather::price_packed(layout, product.rows, product.cols, tokens, gpu);
+  });
   return {own.numbers, own.microseconds + transposing(product, gpu)};
 }
 
 std::vector<Launch> list_packed(const Product& product, const Gpu& gpu) {
   const Layout layout = packed_layout(product, gpu);
-  return with_transposing(compared(
-                              product, gpu, product.tokens, packed_fit,
-                              [&](int64_t tokens) {
-                                return nm_gather::list_packed(layout, product.rows, product.cols,
-                                                              tokens, gpu);
-                              },
-                              packed_numbers),
+  return with_transposing(compared(product, gpu, product.tokens, packed_fit,
+                                   [&](int64_t tokens) {
+                                     return nm_gather::list_packed(layout, product.rows,
+                                                                   product.cols, tokens, gpu);
+                                   }),
                           product, gpu);
 }
 
@@ -165,13 +140,13 @@ Shapes packed_shapes() {
 }  // namespace
 
 Format nm_gather_planners() {
-  return {"nm_gather",
-          choose,
-          {{"nm_gather.few", "shape row_warps depth_warps splits chunk_sections", few_shapes,
-            plan_few, list_few},
-           {"nm_gather.many", "shape row_warps splits x_stages weight_stages band cluster",
-            many_shapes, plan_many, list_many},
-           {"nm_gather.packed", "shape band", packed_shapes, plan_packed, list_packed}}};
+  return {
+      "nm_gather",
+      choose,
+      {{"nm_gather.few", LaunchNumbers<nm_gather::Plan>::kFields, few_shapes, plan_few, list_few},
+       {"nm_gather.many", LaunchNumbers<TilesPlan>::kFields, many_shapes, plan_many, list_many},
+       {"nm_gather.packed", LaunchNumbers<PackedPlan>::kFields, packed_shapes, plan_packed,
+        list_packed}}};
 }
 
 }  // namespace flashsparse::planning

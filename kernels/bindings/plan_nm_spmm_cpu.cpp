@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/nm_vector.h"
+#include "bindings/nm_spmm.h"
 #include "bindings/plan.h"
-#include "cuda/nm_spmm/linear_plan.h"
 
 namespace flashsparse::planning {
 namespace {
@@ -9,39 +8,27 @@ namespace {
 using nm_spmm::Layout;
 
 Layout layout_of(const Product& product) {
-  check_pattern(product.n, product.m, product.vector_length);
-  const Layout layout = nm_spmm::layout_of(static_cast<int>(product.n), static_cast<int>(product.m),
-                                           static_cast<int>(product.vector_length));
-  FS_CHECK(layout.columns > 0, "nm_spmm cannot hold ", product.n, ":", product.m, " in vectors of ",
-           product.vector_length, " rows");
-  return layout;
+  return check_spmm_pattern(product.n, product.m, product.vector_length);
 }
 
 // It has one kernel, and no limit to the tokens that it is the faster one for.
 Kernel choose(const Product&, const Gpu&, const TokenLimits&) { return Kernel::kSparse; }
 
-std::vector<int64_t> numbers(const nm_spmm::Plan& plan) { return {plan.kernel, plan.splits}; }
-
 Fit fit(int64_t) { return {6.8, 0, 1.2 / 1755}; }  // clocks
 
 Launch plan(const Product& product, const Gpu& gpu) {
   const Layout layout = layout_of(product);
-  return planned(
-      product, gpu, nm_spmm::max_tokens(layout, product.cols), fit,
-      [&](int64_t tokens) {
-        return nm_spmm::price_linear(layout, product.rows, product.cols, tokens, gpu);
-      },
-      numbers);
+  return planned(product, gpu, nm_spmm::max_tokens(layout, product.cols), fit, [&](int64_t tokens) {
+    return nm_spmm::price_linear(layout, product.rows, product.cols, tokens, gpu);
+  });
 }
 
 std::vector<Launch> list(const Product& product, const Gpu& gpu) {
   const Layout layout = layout_of(product);
-  return compared(
-      product, gpu, nm_spmm::max_tokens(layout, product.cols), fit,
-      [&](int64_t tokens) {
-        return nm_spmm::list_linear(layout, product.rows, product.cols, tokens, gpu);
-      },
-      numbers);
+  return compared(product, gpu, nm_spmm::max_tokens(layout, product.cols), fit,
+                  [&](int64_t tokens) {
+                    return nm_spmm::list_linear(layout, product.rows, product.cols, tokens, gpu);
+                  });
 }
 
 Shapes shapes() {
@@ -56,7 +43,9 @@ Shapes shapes() {
 }  // namespace
 
 Format nm_spmm_planners() {
-  return {"nm_spmm", choose, {{"nm_spmm.sparse", "kernel splits", shapes, plan, list}}};
+  return {"nm_spmm",
+          choose,
+          {{"nm_spmm.sparse", LaunchNumbers<nm_spmm::Plan>::kFields, shapes, plan, list}}};
 }
 
 }  // namespace flashsparse::planning

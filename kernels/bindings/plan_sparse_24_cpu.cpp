@@ -20,11 +20,6 @@ Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits)
                                   layout_of(product), x_bytes(product), limits);
 }
 
-std::vector<int64_t> few_numbers(const LinearPlan& plan) {
-  return {plan.shape,         plan.row_warps, plan.column_warps,
-          plan.weight_stages, plan.x_stages,  plan.blocks};
-}
-
 auto few_fit(const Product& product) {
   return [&](int64_t) {
     return product.quantizes_x          ? Fit{5.8, 0.05, 0.96}
@@ -38,27 +33,17 @@ int64_t few_tokens(const Product& product, const Gpu& gpu) {
 }
 
 Launch plan_few(const Product& product, const Gpu& gpu) {
-  return planned(
-      product, gpu, few_tokens(product, gpu), few_fit(product),
-      [&](int64_t tokens) {
-        return sparse_24::price_linear(product.rows, product.cols, tokens, gpu, layout_of(product),
-                                       x_bytes(product));
-      },
-      few_numbers);
+  return planned(product, gpu, few_tokens(product, gpu), few_fit(product), [&](int64_t tokens) {
+    return sparse_24::price_linear(product.rows, product.cols, tokens, gpu, layout_of(product),
+                                   x_bytes(product));
+  });
 }
 
 std::vector<Launch> list_few(const Product& product, const Gpu& gpu) {
-  return compared(
-      product, gpu, few_tokens(product, gpu), few_fit(product),
-      [&](int64_t tokens) {
-        return sparse_24::list_linear(product.rows, product.cols, tokens, gpu, layout_of(product),
-                                      x_bytes(product));
-      },
-      few_numbers);
-}
-
-std::vector<int64_t> many_numbers(const WgmmaPlan& plan) {
-  return {plan.shape, plan.down, plan.depth, plan.stages, plan.clusters};
+  return compared(product, gpu, few_tokens(product, gpu), few_fit(product), [&](int64_t tokens) {
+    return sparse_24::list_linear(product.rows, product.cols, tokens, gpu, layout_of(product),
+                                  x_bytes(product));
+  });
 }
 
 auto many_fit(const Product& product) {
@@ -71,23 +56,17 @@ auto many_fit(const Product& product) {
 }
 
 Launch plan_many(const Product& product, const Gpu& gpu) {
-  return planned(
-      product, gpu, product.tokens, many_fit(product),
-      [&](int64_t tokens) {
-        return sparse_24::price_wgmma(product.rows, product.cols, tokens, gpu, layout_of(product),
-                                      x_bytes(product));
-      },
-      many_numbers);
+  return planned(product, gpu, product.tokens, many_fit(product), [&](int64_t tokens) {
+    return sparse_24::price_wgmma(product.rows, product.cols, tokens, gpu, layout_of(product),
+                                  x_bytes(product));
+  });
 }
 
 std::vector<Launch> list_many(const Product& product, const Gpu& gpu) {
-  return compared(
-      product, gpu, product.tokens, many_fit(product),
-      [&](int64_t tokens) {
-        return sparse_24::list_wgmma(product.rows, product.cols, tokens, gpu, layout_of(product),
-                                     x_bytes(product));
-      },
-      many_numbers);
+  return compared(product, gpu, product.tokens, many_fit(product), [&](int64_t tokens) {
+    return sparse_24::list_wgmma(product.rows, product.cols, tokens, gpu, layout_of(product),
+                                 x_bytes(product));
+  });
 }
 
 Shapes few_shapes() {
@@ -111,9 +90,8 @@ Format sparse_24_planners() {
   return {
       "sparse_24",
       choose,
-      {{"sparse_24.few", "shape row_warps column_warps weight_stages x_stages blocks", few_shapes,
-        plan_few, list_few},
-       {"sparse_24.many", "shape down depth stages clusters", many_shapes, plan_many, list_many}}};
+      {{"sparse_24.few", LaunchNumbers<LinearPlan>::kFields, few_shapes, plan_few, list_few},
+       {"sparse_24.many", LaunchNumbers<WgmmaPlan>::kFields, many_shapes, plan_many, list_many}}};
 }
 
 }  // namespace flashsparse::planning

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/plan.h"
+#include "bindings/tiled_bitmap.h"
 #include "cuda/tiled_bitmap/kernel_choice.h"
 
 namespace flashsparse::planning {
@@ -29,11 +30,6 @@ Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits)
                                      operands_of(product), limits);
 }
 
-std::vector<int64_t> few_numbers(const LinearPlan& plan) {
-  return {plan.shape,    plan.row_warps,  plan.column_warps, plan.scratch_quarters,
-          plan.x_stages, plan.ring_lines, plan.blocks,       plan.is_early};
-}
-
 auto few_fit(const Product& product) {
   const Operands operands = operands_of(product);
   return [operands](int64_t tokens) {
@@ -54,54 +50,38 @@ Gpu as_costed(const Gpu& gpu) {
 
 Launch plan_few(const Product& product, const Gpu& gpu) {
   return planned(
-      product, gpu, tiled_bitmap::max_tokens(gpu), few_fit(product),
-      [&](int64_t tokens) {
+      product, gpu, tiled_bitmap::max_tokens(gpu), few_fit(product), [&](int64_t tokens) {
         const auto price = [&](const Gpu& own) {
           return tiled_bitmap::price_linear(product.rows, product.cols, lines_of(product), tokens,
                                             own, operands_of(product));
         };
         return Priced<LinearPlan>{price(gpu).launch, price(as_costed(gpu)).cost};
-      },
-      few_numbers);
+      });
 }
 
 std::vector<Launch> list_few(const Product& product, const Gpu& gpu) {
-  return compared(
-      product, gpu, tiled_bitmap::max_tokens(gpu), few_fit(product),
-      [&](int64_t tokens) {
-        return tiled_bitmap::list_linear(product.rows, product.cols, lines_of(product), tokens,
-                                         as_costed(gpu), operands_of(product));
-      },
-      few_numbers);
-}
-
-std::vector<int64_t> many_numbers(const WgmmaPlan& plan) {
-  return {plan.shape, plan.down, plan.depth, plan.stages, plan.clusters, plan.ring_lines};
+  return compared(product, gpu, tiled_bitmap::max_tokens(gpu), few_fit(product),
+                  [&](int64_t tokens) {
+                    return tiled_bitmap::list_linear(product.rows, product.cols, lines_of(product),
+                                                     tokens, as_costed(gpu), operands_of(product));
+                  });
 }
 
 Fit many_fit(int64_t) { return {-2.2, 0, 1.06}; }
 
 Launch plan_many(const Product& product, const Gpu& gpu) {
-  return planned(
-      product, gpu, product.tokens, many_fit,
-      [&](int64_t tokens) {
-        return tiled_bitmap::price_wgmma(product.rows, product.cols, tokens, lines_of(product),
-                                         gpu);
-      },
-      many_numbers);
+  return planned(product, gpu, product.tokens, many_fit, [&](int64_t tokens) {
+    return tiled_bitmap::price_wgmma(product.rows, product.cols, tokens, lines_of(product), gpu);
+  });
 }
 
 std::vector<Launch> list_many(const Product& product, const Gpu& gpu) {
-  return compared(
-      product, gpu, product.tokens, many_fit,
-      [&](int64_t tokens) {
-        return tiled_bitmap::list_wgmma(product.rows, product.cols, tokens, lines_of(product), gpu);
-      },
-      many_numbers);
+  return compared(product, gpu, product.tokens, many_fit, [&](int64_t tokens) {
+    return tiled_bitmap::list_wgmma(product.rows, product.cols, tokens, lines_of(product), gpu);
+  });
 }
 
-constexpr const char* kFewFields =
-    "shape row_warps column_warps scratch_quarters x_stages ring_lines blocks is_early";
+constexpr const char* kFewFields = LaunchNumbers<LinearPlan>::kFields;
 
 Shapes of_shapes(const tiled_bitmap::Shapes& shapes) {
   return shapes_of("tokens row_units warps spreads", shapes, [](const auto& info) {
@@ -128,8 +108,8 @@ Format tiled_bitmap_planners() {
           choose,
           {{"tiled_bitmap.few", kFewFields, few_shapes, plan_few, list_few},
            {"tiled_bitmap.sparse", kFewFields, codes_shapes, plan_few, list_few},
-           {"tiled_bitmap.many", "shape down depth stages clusters ring_lines", many_shapes,
-            plan_many, list_many}}};
+           {"tiled_bitmap.many", LaunchNumbers<WgmmaPlan>::kFields, many_shapes, plan_many,
+            list_many}}};
 }
 
 }  // namespace flashsparse::planning

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/plan.h"
+#include "bindings/tiled_csl.h"
 #include "cuda/tiled_csl/linear_plan.h"
 
 namespace flashsparse::planning {
@@ -23,7 +24,7 @@ Launch plan(const Product& product, const Gpu& gpu) {
   for (int64_t begin = 0; begin < product.tokens; begin += most) {
     const int64_t tokens = std::min(most, product.tokens - begin);
     const LinearPlan plan = tiled_csl::plan_linear(product.rows, product.cols, tokens, words, gpu);
-    if (begin == 0) first.numbers = {plan.shape, plan.blocks};
+    if (begin == 0) first.numbers = numbers_of(plan);
     first.microseconds +=
         tiled_csl::linear_microseconds(product.rows, product.cols, tokens, words, gpu);
   }
@@ -34,9 +35,9 @@ std::vector<Launch> list(const Product& product, const Gpu& gpu) {
   const int64_t tokens = std::min<int64_t>(product.tokens, linear::max_tokens(gpu));
   std::vector<Launch> all;
   for (const LinearPlan& plan : tiled_csl::list_linear(product.rows, product.cols, tokens, gpu)) {
-    all.push_back({{plan.shape, plan.blocks},
-                   tiled_csl::linear_microseconds(product.rows, product.cols, tokens,
-                                                  words_of(product), gpu)});
+    all.push_back(
+        {numbers_of(plan), tiled_csl::linear_microseconds(product.rows, product.cols, tokens,
+                                                          words_of(product), gpu)});
   }
   return all;
 }
@@ -53,7 +54,9 @@ Shapes shapes() {
 }  // namespace
 
 Format tiled_csl_planners() {
-  return {"tiled_csl", choose, {{"tiled_csl.sparse", "shape blocks", shapes, plan, list}}};
+  return {"tiled_csl",
+          choose,
+          {{"tiled_csl.sparse", LaunchNumbers<LinearPlan>::kFields, shapes, plan, list}}};
 }
 
 }  // namespace flashsparse::planning

@@ -16,22 +16,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "Tensor? weight_scale=None, str values=\"native\", int group=0, Tensor? x_scales=None) "
       "-> Tensor");
   m.def(
-      "sparse_24_linear_planned(Tensor x, Tensor units, int out_features, ScalarType weight_dtype, "
-      "Tensor? bias, int[] plan, Tensor? weight_scale=None, str values=\"native\", int group=0) "
-      "-> Tensor");
-  m.def(
-      "sparse_24_wgmma_planned(Tensor x, Tensor units, int out_features, ScalarType weight_dtype, "
-      "Tensor? bias, int[] plan, Tensor? weight_scale=None, str values=\"native\", int group=0) "
-      "-> Tensor");
-  m.def(
       "sparse_24_linear_rounded(Tensor x, Tensor units, Tensor weight_scale, int out_features, "
       "ScalarType weight_dtype, str values, Tensor? bias=None, int? few_tokens=None) -> Tensor");
-  m.def(
-      "sparse_24_linear_rounded_planned(Tensor x, Tensor units, Tensor weight_scale, "
-      "int out_features, ScalarType weight_dtype, str values, Tensor? bias, int[] plan) -> Tensor");
-  m.def(
-      "sparse_24_mma_rounded_planned(Tensor x, Tensor units, Tensor weight_scale, "
-      "int out_features, ScalarType weight_dtype, str values, Tensor? bias, int[] plan) -> Tensor");
 }
 
 }  // namespace

@@ -16,14 +16,22 @@
 
 namespace flashsparse {
 
-void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
-                  const sparse_24::WgmmaPlan& plan, const TiledMatrix& x, const float* x_scales,
-                  Tensor& y) {
+sparse_24::WgmmaPlan wgmma_launch(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
+                                  int x_bytes) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
+  sparse_24::WgmmaPlan plan{};
+  plan.unit = packed.layout;
+  plan.x_bytes = x_bytes;
+  return launch_of(
+      "sparse_24", rows, cols, tokens, plan,
+      [&] { return sparse_24::plan_wgmma(rows, cols, tokens, gpu, packed.layout, x_bytes); },
+      [&](const auto& own) { return own.broken_rule(rows, cols, tokens, gpu); });
+}
+
+void launch_wgmma(const LinearInputs& inputs, const Units& packed, const sparse_24::WgmmaPlan& plan,
+                  const TiledMatrix& x, const float* x_scales, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const cudaStream_t stream = current_stream(inputs.x);
-  const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
-  FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols, "] weight: ", rule,
-           ". Remedy: sparse_24_linear with sparse_tokens=0, which unpacks it");
   Partials partials(inputs.x, plan.partial_floats(rows, tokens));
   mma_units::WgmmaArguments arguments;
   arguments.units = words_of(packed.units);
@@ -45,22 +53,22 @@ void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gp
   STD_CUDA_CHECK(cuda::sparse_24_wgmma(arguments, x, plan, bfloat16, stream));
 }
 
-void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
-                const std::optional<sparse_24::LinearPlan>& given, const FewX& x, Tensor& y) {
+void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu, const FewX& x,
+                Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const cudaStream_t stream = current_stream(inputs.x);
-  const int64_t most =
-      given ? given->info().tokens : sparse_24::max_tokens(gpu, packed.layout, x.bytes);
+  const int64_t most = sparse_24::max_tokens(gpu, packed.layout, x.bytes);
+  sparse_24::LinearPlan own{};
+  own.unit = packed.layout;
+  own.x_bytes = x.bytes;
   // x was quantized by a kernel that signals launch_dependents.
   const bool early = gpu.has_dependent_launch() && (begins_early(inputs.x) || x.bytes == 1);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
-    const sparse_24::LinearPlan plan =
-        given ? *given : sparse_24::plan_linear(rows, cols, tokens, gpu, packed.layout, x.bytes);
-    const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
-    FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
-             "] weight: ", rule,
-             ". Remedy: sparse_24_linear with sparse_tokens=0, which unpacks it");
+    const sparse_24::LinearPlan plan = launch_of(
+        "sparse_24", rows, cols, tokens, own,
+        [&] { return sparse_24::plan_linear(rows, cols, tokens, gpu, packed.layout, x.bytes); },
+        [&](const auto& each) { return each.broken_rule(rows, cols, tokens, gpu); });
     Partials partials(inputs.x, plan.partial_floats(rows));
     mma_units::Arguments arguments{};
     arguments.units = words_of(packed.units);
@@ -89,8 +97,6 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
 
 namespace {
 
-using sparse_24::LinearPlan;
-using sparse_24::WgmmaPlan;
 using torch::stable::accelerator::DeviceGuard;
 
 // Unpacks rows [first, first + rows) of a weight with `in` columns; first is a multiple of
@@ -117,21 +123,18 @@ Tensor sparse_24_unpack(const Tensor& units, int64_t out, int64_t in, ScalarType
 }
 
 // Fills y by mma.sp, for 16-bit x.
-void mma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
-                 const std::optional<LinearPlan>& given, Tensor& y) {
+void mma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu, Tensor& y) {
   const Tensor x = aligned_rows(inputs.x, 8);
-  launch_mma(inputs, packed, gpu, given, {bits(x), row_length(x), inputs.x_scales, 2}, y);
+  launch_mma(inputs, packed, gpu, {bits(x), row_length(x), inputs.x_scales, 2}, y);
 }
 
-// Fills y by wgmma.sp in one launch, with the plan `given` or its own.
-void wgmma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
-                   const std::optional<WgmmaPlan>& given, Tensor& y) {
-  const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
+// Fills y by wgmma.sp in one launch.
+void wgmma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu, Tensor& y) {
   const Tensor x = aligned_rows(inputs.x, 8);
-  const WgmmaPlan plan =
-      given ? *given : sparse_24::plan_wgmma(rows, cols, tokens, gpu, packed.layout);
-  const TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
-  launch_wgmma(inputs, packed, gpu, plan, map, inputs.x_scales, y);
+  const auto plan = wgmma_launch(inputs, packed, gpu, 2);
+  const TiledMatrix map{bits(x), inputs.tokens, inputs.in_features, row_length(x),
+                        plan.copied_tokens()};
+  launch_wgmma(inputs, packed, plan, map, inputs.x_scales, y);
 }
 
 // Sparse tensor cores, by the decode kernel or the prefill kernel up to the caller's numbers of
@@ -153,15 +156,15 @@ Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, Scal
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(units);
-  const Kernel kernel =
-      x.scalar_type() == weight_dtype
-          ? sparse_24::choose_kernel(rows, cols, inputs.tokens, gpu, packed.layout, 2,
-                                     {sparse_tokens, few_tokens})
-          : Kernel::kUnpacked;
+  const Kernel kernel = chosen_kernel(
+      "sparse_24", {Kernel::kFew, Kernel::kMany}, x.scalar_type() == weight_dtype, [&] {
+        return sparse_24::choose_kernel(rows, cols, inputs.tokens, gpu, packed.layout, 2,
+                                        {sparse_tokens, few_tokens});
+      });
   if (kernel == Kernel::kMany) {
-    wgmma_product(inputs, packed, gpu, std::nullopt, y);
+    wgmma_product(inputs, packed, gpu, y);
   } else if (kernel == Kernel::kFew) {
-    mma_product(inputs, packed, gpu, std::nullopt, y);
+    mma_product(inputs, packed, gpu, y);
   } else {
     unpacked_product_cuda(inputs, weight_dtype, sparse_24::kUnitRows, y,
                           [&](int64_t first, int64_t count) {
@@ -171,36 +174,9 @@ Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, Scal
   return y;
 }
 
-Tensor sparse_24_linear_planned(const Tensor& x, const Tensor& units, int64_t rows,
-                                ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                                const std::vector<int64_t>& numbers,
-                                const std::optional<Tensor>& scales, const std::string& values,
-                                int64_t group) {
-  const Units packed(units, scales, values, group);
-  const auto make_plan = [&](const auto& number) {
-    return LinearPlan{number(0), number(1), number(2),    number(3),
-                      number(4), number(5), packed.layout};
-  };
-  return planned(x, packed, rows, weight_dtype, bias, numbers, 6, make_plan, mma_product);
-}
-
-Tensor sparse_24_wgmma_planned(const Tensor& x, const Tensor& units, int64_t rows,
-                               ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                               const std::vector<int64_t>& numbers,
-                               const std::optional<Tensor>& scales, const std::string& values,
-                               int64_t group) {
-  const Units packed(units, scales, values, group);
-  const auto make_plan = [&](const auto& number) {
-    return WgmmaPlan{number(0), number(1), number(2), number(3), number(4), packed.layout};
-  };
-  return planned(x, packed, rows, weight_dtype, bias, numbers, 5, make_plan, wgmma_product);
-}
-
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
   m.impl("sparse_24_unpack", TORCH_BOX(&sparse_24_unpack));
   m.impl("sparse_24_linear", TORCH_BOX(&sparse_24_linear));
-  m.impl("sparse_24_linear_planned", TORCH_BOX(&sparse_24_linear_planned));
-  m.impl("sparse_24_wgmma_planned", TORCH_BOX(&sparse_24_wgmma_planned));
 }
 
 }  // namespace

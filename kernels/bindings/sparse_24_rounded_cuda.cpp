@@ -12,9 +12,6 @@
 namespace flashsparse {
 namespace {
 
-using sparse_24::LinearPlan;
-using sparse_24::WgmmaPlan;
-
 // The weight's tensors, if x can be quantized to its type.
 Units codes_of(const Tensor& units, const std::optional<Tensor>& scales,
                const std::string& values) {
@@ -48,21 +45,19 @@ void check_int8_cols(int64_t rows, int64_t cols, ValueType type) {
 }
 
 void wgmma_rounded_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
-                           const std::optional<WgmmaPlan>& given, Tensor& y) {
-  const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
-  const WgmmaPlan plan =
-      given ? *given : sparse_24::plan_wgmma(rows, cols, tokens, gpu, packed.layout, 1);
+                           Tensor& y) {
+  const auto plan = wgmma_launch(inputs, packed, gpu, 1);
   const RoundedX x(inputs, packed.layout.type, gpu);
   const int64_t width = row_length(x.codes);
-  const TiledMatrix map{bits(x.codes), tokens, width, width, plan.copied_tokens()};
-  launch_wgmma(inputs, packed, gpu, plan, map, x.scales.const_data_ptr<float>(), y);
+  const TiledMatrix map{bits(x.codes), inputs.tokens, width, width, plan.copied_tokens()};
+  launch_wgmma(inputs, packed, plan, map, x.scales.const_data_ptr<float>(), y);
 }
 
 void mma_rounded_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
-                         const std::optional<LinearPlan>& given, Tensor& y) {
+                         Tensor& y) {
   const RoundedX x(inputs, packed.layout.type, gpu);
   const float* const scales = x.scales.const_data_ptr<float>();
-  launch_mma(inputs, packed, gpu, given, {bits(x.codes), row_length(x.codes), scales, 1}, y);
+  launch_mma(inputs, packed, gpu, {bits(x.codes), row_length(x.codes), scales, 1}, y);
 }
 
 // On Hopper by wgmma, except for few_tokens if the caller gives them; elsewhere by mma, in as many
@@ -87,46 +82,20 @@ Tensor sparse_24_linear_rounded(const Tensor& x, const Tensor& units, const Tens
   FS_CHECK(gpu.has_wgmma() || has_mma,
            "activations of fp8_e4m3 need compute capability 8.9, 9.0 or ",
            "12.x. Remedy: sparse_24_linear, which multiplies 16-bit ones");
-  const Kernel kernel = sparse_24::choose_kernel(rows, inputs.in_features, inputs.tokens, gpu,
-                                                 packed.layout, 1, {{}, few_tokens});
+  const Kernel kernel = chosen_kernel("sparse_24", {Kernel::kFew, Kernel::kMany}, true, [&] {
+    return sparse_24::choose_kernel(rows, inputs.in_features, inputs.tokens, gpu, packed.layout, 1,
+                                    {{}, few_tokens});
+  });
   if (kernel == Kernel::kMany) {
-    wgmma_rounded_product(inputs, packed, gpu, std::nullopt, y);
+    wgmma_rounded_product(inputs, packed, gpu, y);
   } else {
-    mma_rounded_product(inputs, packed, gpu, std::nullopt, y);
+    mma_rounded_product(inputs, packed, gpu, y);
   }
   return y;
 }
 
-Tensor sparse_24_linear_rounded_planned(const Tensor& x, const Tensor& units, const Tensor& scales,
-                                        int64_t rows, ScalarType weight_dtype,
-                                        const std::string& values,
-                                        const std::optional<Tensor>& bias,
-                                        const std::vector<int64_t>& numbers) {
-  const std::optional<Tensor> row_scales(scales);
-  const Units packed = codes_of(units, row_scales, values);
-  const auto make_plan = [&](const auto& number) {
-    return WgmmaPlan{number(0), number(1), number(2), number(3), number(4), packed.layout, 1};
-  };
-  return planned(x, packed, rows, weight_dtype, bias, numbers, 5, make_plan, wgmma_rounded_product);
-}
-
-Tensor sparse_24_mma_rounded_planned(const Tensor& x, const Tensor& units, const Tensor& scales,
-                                     int64_t rows, ScalarType weight_dtype,
-                                     const std::string& values, const std::optional<Tensor>& bias,
-                                     const std::vector<int64_t>& numbers) {
-  const std::optional<Tensor> row_scales(scales);
-  const Units packed = codes_of(units, row_scales, values);
-  const auto make_plan = [&](const auto& number) {
-    return LinearPlan{number(0), number(1), number(2),     number(3),
-                      number(4), number(5), packed.layout, 1};
-  };
-  return planned(x, packed, rows, weight_dtype, bias, numbers, 6, make_plan, mma_rounded_product);
-}
-
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
   m.impl("sparse_24_linear_rounded", TORCH_BOX(&sparse_24_linear_rounded));
-  m.impl("sparse_24_mma_rounded_planned", TORCH_BOX(&sparse_24_mma_rounded_planned));
-  m.impl("sparse_24_linear_rounded_planned", TORCH_BOX(&sparse_24_linear_rounded_planned));
 }
 
 }  // namespace

@@ -2,10 +2,33 @@
 // Argument checks of the ops of tiled_bitmap, on every device. Contents are validated by
 // tiled_bitmap_validate, once, at load.
 #pragma once
+#include <tuple>
+
+#include "bindings/launch.h"
 #include "bindings/packed.h"
+#include "cuda/tiled_bitmap/linear_plan.h"
+#include "cuda/tiled_bitmap/wgmma_plan.h"
 #include "formats/tiled_bitmap.h"
 
 namespace flashsparse {
+
+template <>
+struct LaunchNumbers<tiled_bitmap::LinearPlan> {
+  static constexpr const char* kFields =
+      "shape row_warps column_warps scratch_quarters x_stages ring_lines blocks is_early";
+  static auto of(tiled_bitmap::LinearPlan& plan) {
+    return std::tie(plan.shape, plan.row_warps, plan.column_warps, plan.scratch_quarters,
+                    plan.x_stages, plan.ring_lines, plan.blocks, plan.is_early);
+  }
+};
+
+template <>
+struct LaunchNumbers<tiled_bitmap::WgmmaPlan> {
+  static constexpr const char* kFields = "shape down depth stages clusters ring_lines";
+  static auto of(tiled_bitmap::WgmmaPlan& plan) {
+    return std::tie(plan.shape, plan.down, plan.depth, plan.stages, plan.clusters, plan.ring_lines);
+  }
+};
 
 inline void check_tiled_bitmap(const Tensor& lines, const Tensor& offsets, int64_t out,
                                int64_t in) {

@@ -169,23 +169,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "tiled_bitmap_linear(Tensor x, Tensor weight_packed, Tensor unit_offsets, int out_features, "
       "ScalarType weight_dtype, Tensor? bias=None, int? sparse_tokens=None, "
       "int? few_tokens=None, Tensor? weight_scale=None) -> Tensor");
-  // For benchmarks.
-  m.def(
-      "tiled_bitmap_wgmma_planned(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
-      "int out_features, ScalarType weight_dtype, Tensor? bias, int[] plan) -> Tensor");
-  m.def(
-      "tiled_bitmap_linear_planned(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
-      "int out_features, ScalarType weight_dtype, Tensor? bias, int[] plan, "
-      "Tensor? weight_scale=None) -> Tensor");
   // In torch on a CPU (flashsparse_plugin/formats/unstructured/tiled_bitmap/ops.py).
   m.def(
       "tiled_bitmap_linear_rounded(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
       "Tensor weight_scale, int out_features, ScalarType weight_dtype, str values, "
       "Tensor? bias=None, int? sparse_tokens=None) -> Tensor");
-  m.def(
-      "tiled_bitmap_linear_rounded_planned(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
-      "Tensor weight_scale, int out_features, ScalarType weight_dtype, str values, Tensor? bias, "
-      "int[] plan) -> Tensor");
   m.def(
       "tiled_bitmap_to_interleaved_bitmap(Tensor weight_packed, Tensor unit_offsets, "
       "int out_features, int in_features, int item_bits=16) -> "

@@ -9,14 +9,15 @@
 #include "bindings/cuda.h"
 #include "bindings/early_begin.h"
 #include "bindings/linear.h"
+#include "bindings/override.h"
 #include "bindings/tiled_bitmap_cuda.h"
-#include "bindings/tiled_bitmap_wgmma_cuda.h"
 #include "bindings/unpacked_product.h"
 #include "cuda/mma_units/quantise_x.h"
 #include "cuda/mma_units/scale_sums_launch.h"
 #include "cuda/shared/arrivals.h"
 #include "cuda/tiled_bitmap/kernel_choice.h"
 #include "cuda/tiled_bitmap/linear.h"
+#include "cuda/tiled_bitmap/wgmma.h"
 
 namespace flashsparse {
 namespace {
@@ -47,9 +48,9 @@ struct RoundedX {
   }
 };
 
-// Fills y, with one launch for each max_tokens tokens: with the plan `given` or each slab's own.
+// Fills y, with one launch for each max_tokens tokens.
 void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operands operands,
-                    const Gpu& gpu, const std::optional<LinearPlan>& given, Tensor& y) {
+                    const Gpu& gpu, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
@@ -58,17 +59,19 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
   if (operands == Operands::kRounded) rounded.emplace(x, inputs.tokens, early);
   const Tensor& read = rounded ? rounded->codes : x;
   const int64_t stride = row_length(read) * read.element_size() / sizeof(uint16_t);
-  const int64_t most = given ? given->info().tokens : tiled_bitmap::max_tokens(gpu);
+  const int64_t most = tiled_bitmap::max_tokens(gpu);
+  LinearPlan own{};
+  own.operands = operands;
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
-    LinearPlan plan =
-        given ? *given
-              : tiled_bitmap::plan_linear(rows, cols, units.lines.size(0), tokens, gpu, operands);
+    LinearPlan plan = launch_of(
+        "tiled_bitmap", rows, cols, tokens, own,
+        [&] {
+          return tiled_bitmap::plan_linear(rows, cols, units.lines.size(0), tokens, gpu, operands);
+        },
+        [&](const auto& each) { return each.broken_rule(rows, cols, tokens, gpu); });
     // After a launch of this call, PDL pays if the plan says so.
-    if (!given && !rounded && begin == 0) plan.is_early &= early;
-    const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
-    FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
-             "] weight: ", rule, ". Remedy: sparse_tokens=0, which unpacks it");
+    if (!rounded && begin == 0) plan.is_early &= early;
     Partials partials(x, plan.partial_floats(rows));
     tiled_bitmap::Arguments arguments{};
     arguments.units = words_of(units.lines);
@@ -92,6 +95,36 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
     const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
     STD_CUDA_CHECK(cuda::tiled_bitmap_linear(arguments, plan, bfloat16, stream));
   }
+}
+
+// Fills y by wgmma in one launch.
+void wgmma_product(const LinearInputs& inputs, const BitmapUnits& units, const Gpu& gpu,
+                   Tensor& y) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
+  const Tensor x = aligned_rows(inputs.x, 8);
+  const cudaStream_t stream = current_stream(x);
+  const auto plan = launch_of(
+      "tiled_bitmap", rows, cols, tokens, tiled_bitmap::WgmmaPlan{},
+      [&] { return tiled_bitmap::plan_wgmma(rows, cols, tokens, units.lines.size(0), gpu); },
+      [&](const auto& own) { return own.broken_rule(rows, cols, tokens, gpu); });
+  Partials partials(x, plan.partial_floats(rows, tokens));
+  tiled_bitmap::WgmmaArguments arguments{};
+  arguments.units = words_of(units.lines);
+  arguments.offsets = units.offsets.const_data_ptr<int32_t>();
+  arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
+  arguments.y = mutable_bits(y);
+  arguments.partials = partials.data();
+  arguments.rows = static_cast<int>(rows);
+  arguments.cols = static_cast<int>(cols);
+  arguments.tokens = static_cast<int>(tokens);
+  arguments.cut(plan);
+  arguments.ring_lines = plan.ring_lines;
+  if (plan.shares_tiles(rows, tokens)) {
+    STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
+  }
+  const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
+  const TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
+  STD_CUDA_CHECK(cuda::tiled_bitmap_wgmma(arguments, map, plan, bfloat16, stream));
 }
 
 // Fills y by unpacking int8 values for torch's product of int8 by int8: the same bits as those of
@@ -142,14 +175,19 @@ Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& o
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(lines);
   const Operands operands = operands_of(units);
-  const Kernel kernel = x.scalar_type() == weight_dtype
-                            ? tiled_bitmap::choose_kernel(rows, cols, inputs.tokens, gpu, operands,
-                                                          {sparse_tokens, few_tokens})
-                            : Kernel::kUnpacked;
+  const bool same_dtype = x.scalar_type() == weight_dtype;
+  const auto choose = [&] {
+    return tiled_bitmap::choose_kernel(rows, cols, inputs.tokens, gpu, operands,
+                                       {sparse_tokens, few_tokens});
+  };
+  const Kernel kernel =
+      units.scales
+          ? chosen_kernel("tiled_bitmap", {Kernel::kSparse}, same_dtype, choose)
+          : chosen_kernel("tiled_bitmap", {Kernel::kFew, Kernel::kMany}, same_dtype, choose);
   if (kernel == Kernel::kMany) {
-    wgmma_product(inputs, lines, offsets, gpu, std::nullopt, y);
+    wgmma_product(inputs, units, gpu, y);
   } else if (kernel != Kernel::kUnpacked) {
-    sparse_product(inputs, units, operands, gpu, std::nullopt, y);
+    sparse_product(inputs, units, operands, gpu, y);
   } else {
     unpacked_product(inputs, weight_dtype, tiled_bitmap::kUnitRows, y,
                      [&](int64_t first, int64_t count) {
@@ -183,36 +221,6 @@ Tensor product(const Tensor& x, const BitmapUnits& units, int64_t rows, ScalarTy
   return y;
 }
 
-// For benchmarks: the decode kernel with a given plan, as numbers.
-Tensor by_plan(const Tensor& x, const BitmapUnits& units, Operands operands, int64_t rows,
-               ScalarType weight_dtype, const std::optional<Tensor>& bias,
-               const std::vector<int64_t>& numbers) {
-  FS_CHECK(numbers.size() == 8, "a plan has 8 numbers, not ", numbers.size());
-  for (const int64_t number : numbers) {
-    FS_CHECK(number >= 0 && number <= 1 << 20, "a plan has no number like ", number);
-  }
-  const auto number = [&](int i) { return static_cast<int>(numbers[i]); };
-  const LinearPlan plan{number(0), number(1), number(2),      number(3), number(4),
-                        number(5), number(6), number(7) != 0, operands};
-  return product(x, units, rows, weight_dtype, bias,
-                 [&](const LinearInputs& inputs, const Gpu& gpu, Tensor& y) {
-                   const char* const rule =
-                       plan.broken_rule(rows, inputs.in_features, inputs.tokens, gpu);
-                   FS_CHECK(!rule, "no such plan for ", inputs.tokens, " tokens of a [", rows, ", ",
-                            inputs.in_features, "] weight: ", rule);
-                   sparse_product(inputs, units, operands, gpu, plan, y);
-                 });
-}
-
-Tensor tiled_bitmap_linear_planned(const Tensor& x, const Tensor& lines, const Tensor& offsets,
-                                   int64_t rows, ScalarType weight_dtype,
-                                   const std::optional<Tensor>& bias,
-                                   const std::vector<int64_t>& numbers,
-                                   const std::optional<Tensor>& scales) {
-  const BitmapUnits units{lines, offsets, scales};
-  return by_plan(x, units, operands_of(units), rows, weight_dtype, bias, numbers);
-}
-
 Tensor tiled_bitmap_linear_rounded(const Tensor& x, const Tensor& lines, const Tensor& offsets,
                                    const Tensor& scales_, int64_t rows, ScalarType weight_dtype,
                                    const std::string& values, const std::optional<Tensor>& bias,
@@ -221,36 +229,24 @@ Tensor tiled_bitmap_linear_rounded(const Tensor& x, const Tensor& lines, const T
   check_rounded(values, x.size(x.dim() - 1));
   const std::optional<Tensor> scales(scales_);
   const BitmapUnits units{lines, offsets, scales};
-  return product(x, units, rows, weight_dtype, bias,
-                 [&](const LinearInputs& inputs, const Gpu& gpu, Tensor& y) {
-                   const Kernel kernel =
-                       tiled_bitmap::choose_kernel(rows, inputs.in_features, inputs.tokens, gpu,
-                                                   Operands::kRounded, {sparse_tokens, {}});
-                   if (kernel == Kernel::kUnpacked) {
-                     unpacked_rounded_product(inputs, units, gpu, y);
-                   } else {
-                     sparse_product(inputs, units, Operands::kRounded, gpu, std::nullopt, y);
-                   }
-                 });
-}
-
-Tensor tiled_bitmap_linear_rounded_planned(const Tensor& x, const Tensor& lines,
-                                           const Tensor& offsets, const Tensor& scales_,
-                                           int64_t rows, ScalarType weight_dtype,
-                                           const std::string& values,
-                                           const std::optional<Tensor>& bias,
-                                           const std::vector<int64_t>& numbers) {
-  check_rounded(values, x.size(x.dim() - 1));
-  const std::optional<Tensor> scales(scales_);
-  return by_plan(x, {lines, offsets, scales}, Operands::kRounded, rows, weight_dtype, bias,
-                 numbers);
+  return product(
+      x, units, rows, weight_dtype, bias,
+      [&](const LinearInputs& inputs, const Gpu& gpu, Tensor& y) {
+        const Kernel kernel = chosen_kernel("tiled_bitmap", {Kernel::kSparse}, true, [&] {
+          return tiled_bitmap::choose_kernel(rows, inputs.in_features, inputs.tokens, gpu,
+                                             Operands::kRounded, {sparse_tokens, {}});
+        });
+        if (kernel == Kernel::kUnpacked) {
+          unpacked_rounded_product(inputs, units, gpu, y);
+        } else {
+          sparse_product(inputs, units, Operands::kRounded, gpu, y);
+        }
+      });
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
   m.impl("tiled_bitmap_linear", TORCH_BOX(&tiled_bitmap_linear));
-  m.impl("tiled_bitmap_linear_planned", TORCH_BOX(&tiled_bitmap_linear_planned));
   m.impl("tiled_bitmap_linear_rounded", TORCH_BOX(&tiled_bitmap_linear_rounded));
-  m.impl("tiled_bitmap_linear_rounded_planned", TORCH_BOX(&tiled_bitmap_linear_rounded_planned));
 }
 
 }  // namespace

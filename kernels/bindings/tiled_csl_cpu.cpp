@@ -108,9 +108,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "tiled_csl_linear(Tensor x, Tensor weight_packed, Tensor tile_offsets, int out_features, "
       "ScalarType weight_dtype, Tensor? bias=None, int? sparse_tokens=None) -> Tensor");
   m.def(
-      "tiled_csl_linear_planned(Tensor x, Tensor weight_packed, Tensor tile_offsets, "
-      "int out_features, ScalarType weight_dtype, Tensor? bias, int shape, int blocks) -> Tensor");
-  m.def(
       "tiled_csl_to_interleaved_bitmap(Tensor weight_packed, Tensor tile_offsets, "
       "int out_features, int in_features) -> (Tensor values, Tensor masks, Tensor panel_offsets)");
 }

@@ -12,6 +12,7 @@
 #include "bindings/cuda.h"
 #include "bindings/linear_cuda.h"
 #include "bindings/offsets_cuda.h"
+#include "bindings/override.h"
 #include "bindings/tiled_csl.h"
 #include "bindings/unpacked_product.h"
 #include "cuda/tiled_csl/tiled_csl.h"
@@ -103,17 +104,18 @@ Tensor tiled_csl_validate(const Tensor& words, const Tensor& offsets, int64_t ou
   return result;
 }
 
-// With the plan `given` for every slab of tokens, or each slab's own.
 void sparse_product(const LinearInputs& inputs, const Tensor& words, const Tensor& offsets,
-                    const Gpu& gpu, std::optional<tiled_csl::LinearPlan> given, Tensor& y) {
+                    const Gpu& gpu, Tensor& y) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const tiled_csl::Words weight{words_of(words), offsets.const_data_ptr<int32_t>()};
   const bool bfloat16 = inputs.x.scalar_type() == ScalarType::BFloat16;
   stream_k_product(
       inputs, y, linear::max_tokens(gpu),
       [&](int64_t tokens) {
-        return given ? *given
-                     : tiled_csl::plan_linear(inputs.out_features, inputs.in_features, tokens,
-                                              words.numel(), gpu);
+        return launch_of(
+            "tiled_csl", rows, cols, tokens, tiled_csl::LinearPlan{},
+            [&] { return tiled_csl::plan_linear(rows, cols, tokens, words.numel(), gpu); },
+            [&](const auto& plan) { return broken_rule(plan, rows, cols, tokens, gpu); });
       },
       [&](const linear::Arguments& arguments, const tiled_csl::LinearPlan& plan,
           cudaStream_t stream) {
@@ -138,11 +140,11 @@ Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offs
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(words);
   const Kernel kernel =
-      x.scalar_type() == weight_dtype
-          ? tiled_csl::choose_kernel(rows, cols, inputs.tokens, gpu, {sparse_tokens, {}})
-          : Kernel::kUnpacked;
+      chosen_kernel("tiled_csl", {Kernel::kSparse}, x.scalar_type() == weight_dtype, [&] {
+        return tiled_csl::choose_kernel(rows, cols, inputs.tokens, gpu, {sparse_tokens, {}});
+      });
   if (kernel == Kernel::kSparse) {
-    sparse_product(inputs, words, offsets, gpu, std::nullopt, y);
+    sparse_product(inputs, words, offsets, gpu, y);
   } else {
     unpacked_product(inputs, weight_dtype, tiled_csl::kTileRows, y,
                      [&](int64_t first, int64_t count) {
@@ -152,39 +154,11 @@ Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offs
   return y;
 }
 
-// For benchmarks: the decode kernel with a given plan.
-Tensor tiled_csl_linear_planned(const Tensor& x, const Tensor& words, const Tensor& offsets,
-                                int64_t rows, ScalarType weight_dtype,
-                                const std::optional<Tensor>& bias, int64_t shape, int64_t blocks) {
-  check_weight_dtype(weight_dtype);
-  check_on_cuda(words, "weight_packed");
-  const LinearInputs inputs(x, rows, bias, words, "weight_packed");
-  const int64_t cols = inputs.in_features;
-  check_readable(words, offsets, rows, cols);
-  FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
-  FS_CHECK(shape >= 0 && shape < tiled_csl::kLinearShapeCount, "shape must be below ",
-           tiled_csl::kLinearShapeCount);
-  const tiled_csl::LinearShapeInfo& info = tiled_csl::kLinearShapes[shape];
-  FS_CHECK(inputs.tokens >= 1 && inputs.tokens <= info.tokens, "shape ", shape, " is for 1 to ",
-           info.tokens, " tokens");
-  const Gpu gpu = gpu_of(words);
-  FS_CHECK(!info.hopper || gpu.has_wgmma(), "shape ", shape, " is for compute capability 9.0");
-  FS_CHECK(linear::fits_stream_k(rows, cols), "too many rows or tiles");
-  const int64_t tiles = linear::tile_rows(rows) * linear::tile_cols(cols);
-  FS_CHECK(blocks <= tiles && blocks * linear::kMaxRange >= tiles, "too few or too many blocks");
-  const DeviceGuard guard(words.get_device_index());
-  Tensor y = inputs.new_y();
-  sparse_product(inputs, words, offsets, gpu,
-                 tiled_csl::LinearPlan{static_cast<int>(shape), static_cast<int>(blocks)}, y);
-  return y;
-}
-
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
   m.impl("tiled_csl_pack", TORCH_BOX(&tiled_csl_pack));
   m.impl("tiled_csl_unpack", TORCH_BOX(&tiled_csl_unpack));
   m.impl("tiled_csl_validate", TORCH_BOX(&tiled_csl_validate));
   m.impl("tiled_csl_linear", TORCH_BOX(&tiled_csl_linear));
-  m.impl("tiled_csl_linear_planned", TORCH_BOX(&tiled_csl_linear_planned));
 }
 
 }  // namespace

@@ -14,23 +14,13 @@
 #include <cstdint>
 #include <optional>
 #include <sstream>
-#include <stdexcept>
 #include <vector>
+
+#include "common/check.h"
 
 namespace flashsparse {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-template <typename... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
-}
-
-// STD_TORCH_CHECK without its prefix of function, file and line: these messages are for users.
-#define FS_CHECK(condition, ...) \
-  if (!(condition)) ::flashsparse::fail(__VA_ARGS__)
 
 // An uninitialized tensor. By torch's C function: a stable op is looked up by name and called with
 // boxed arguments, which takes longer than a small product.

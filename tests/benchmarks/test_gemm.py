@@ -135,7 +135,7 @@ def test_the_end_of_the_time_is_told():
 def test_all_that_was_measured_is_kept_when_time_ends():
     speed = gemm.Speed(CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
     budget = Budget(60)
-    for _ in speed.run([Layer("", "", 128, 64), Layer("", "", 128, 128)], (1,), False, budget):
+    for _ in speed.run([Layer("", "", 128, 64), Layer("", "", 128, 128)], (1,), budget):
         budget._end = 0  # the time is over after the first
     assert [row["shape"] for row in speed.rows] == ["128x64"] * 2
 

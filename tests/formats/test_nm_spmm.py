@@ -2,8 +2,6 @@
 """nm_spmm's layout: its torch code against the loops of its reference, and what it refuses."""
 
 import itertools
-import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +9,7 @@ from torch.nn import functional as F
 from weights import sparse_weight
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.pattern.nm_spmm import NMSpmm, layout, ops
-from flashsparse_plugin.formats.pattern.nm_spmm.ops import linear_on_cuda
+from flashsparse_plugin.formats.pattern.nm_spmm import NMSpmm, layout
 from flashsparse_plugin.packed import FormatError, PackedWeight
 from flashsparse_plugin.plan import Plan
 
@@ -101,31 +98,6 @@ def test_linear_and_its_gradient_are_the_product(x_dtype):
         torch.testing.assert_close(packed.linear(x, bias.to(x_dtype), plan), expected.to(x_dtype))
     packed.linear(x).sum().backward()
     torch.testing.assert_close(x.grad.float(), weight.sum(0).expand(2, 3, -1), atol=0.1, rtol=0.02)
-
-
-def test_on_cuda_the_kernel_multiplies_float32_and_the_library_the_rest(monkeypatch):
-    """The choice alone, on a CPU."""
-    scheme = scheme_of(2, 4, 16)
-    weight = weight_of(scheme, (50, 70))
-    packed = scheme.format.pack(weight, scheme)
-    launched = []
-    pretended = SimpleNamespace(
-        nm_spmm_unpack=ops.nm_spmm_unpack,
-        nm_spmm_linear_planned=lambda x, *rest: launched.append(x) or x.new_zeros(len(x), 50),
-    )
-    monkeypatch.setattr(sys.modules[linear_on_cuda.__module__], "ops", pretended)
-    arguments = (*packed.tensors.values(), 50, 2, 4, 16, torch.float32)
-    x, bias = torch.randn(6, 70), torch.randn(50)
-    for most in (None, 6):
-        linear_on_cuda(x, *arguments, bias, most)
-    assert len(launched) == 2
-    for most, dtype in ((0, torch.float32), (5, torch.float32), (None, torch.bfloat16)):
-        y = linear_on_cuda(x.to(dtype), *arguments, bias.to(dtype), most)
-        expected = F.linear(x.to(dtype).float(), weight, bias.to(dtype).float())
-        torch.testing.assert_close(y, expected.to(dtype))
-    assert len(launched) == 2
-    with pytest.raises(RuntimeError, match="0 .* or more, not -1"):
-        linear_on_cuda(x, *arguments, bias, -1)
 
 
 def test_hostile_tensors_are_refused():

@@ -247,25 +247,5 @@ def test_ops_refuse_what_does_not_fit():
             ops.sparse_24_linear(*bad)
 
 
-def test_the_planned_ops_have_a_shape_without_a_gpu():
-    units = torch.empty(4, 1, 1152, dtype=torch.int32, device="meta")
-    x = torch.empty(2, 3, 70, dtype=torch.bfloat16, device="meta")
-    for op, plan in (
-        (ops.sparse_24_linear_planned, [0, 1, 1, 2, 2, 1]),
-        (ops.sparse_24_wgmma_planned, [0, 1, 1, 2, 1]),
-    ):
-        y = op(x, units, 50, torch.bfloat16, None, plan)
-        assert (y.shape, y.dtype) == ((2, 3, 50), torch.bfloat16)
-    codes, scales = units[:, :, :640], torch.empty(50, 1, device="meta")
-    for values in ("fp8_e4m3", "int8"):
-        rest = codes, scales, 50, x.dtype, values, None, [0, 1, 1, 2, 1]
-        few = *rest[:-1], [0, 1, 1, 2, 2, 1]
-        for y in (
-            ops.sparse_24_linear_rounded_planned(x, *rest),
-            ops.sparse_24_mma_rounded_planned(x, *few),
-        ):
-            assert (y.shape, y.dtype) == ((2, 3, 50), torch.bfloat16)
-
-
 def test_options_are_those_of_the_storage_form():
     assert FORM.Options is PatternOptions is NMVector().Options and not FORM.on_disk

@@ -41,10 +41,6 @@ def test_rounded_activations_on_a_cpu():
         ops.tiled_bitmap_linear_rounded(x.float(), *rest)
     with pytest.raises(RuntimeError, match="rounded to int8, not int4"):
         ops.tiled_bitmap_linear_rounded(x, *rest[:-1], "int4")
-    meta = [each.to("meta") for each in (x, lines, offsets, scales)]
-    plan = [0, 1, 1, 0, 2, 80, 1, 0]
-    y = ops.tiled_bitmap_linear_rounded_planned(*meta, 50, x.dtype, "int8", None, plan)
-    assert (y.shape, y.dtype) == ((2, 3, 50), x.dtype)
 
 
 def test_the_sizes_of_the_specification():

@@ -46,7 +46,7 @@ def measured(name: str) -> dict[Product, dict[str, float]]:
 
 
 def test_plans_are_near_the_fastest_launches():
-    """After a change of the plan, measure: benchmarks/nm_gather/sweep.py."""
+    """After a change of the plan, measure: benchmarks/gpu/sweep.py."""
     times = measured("nm_gather_sweep")
     slower = [
         times[product][numbers] / min(times[product].values())

@@ -83,7 +83,7 @@ def test_estimates_are_what_was_measured(sweep):
 
 
 def test_plans_are_near_the_fastest_launches(sweep):
-    """After a change of the plan, measure: benchmarks/nm_gather/packed_sweep.py."""
+    """After a change of the plan, measure: benchmarks/gpu/sweep.py."""
     slower = [
         sweep[product][launch_of(told, product)] / min(sweep[product].values())
         for product, told in zip(sweep, planned(sweep), strict=True)

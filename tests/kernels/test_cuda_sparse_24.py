@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +27,6 @@ from emulated_sparse_24 import (
     split,
 )
 from emulation import (
-    ROOT,
     SANITIZED,
     SEEDS,
     UNTIL_A_RACE,
@@ -41,7 +38,6 @@ from kernel_weights import bits_without_negative_zero, every_bit_pattern
 
 from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
-from flashsparse_plugin.formats.pattern.sparse_24.layout import layout_of
 from flashsparse_plugin.formats.values.activations import rounded_tokens
 from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.packed import PackedWeight
@@ -205,23 +201,6 @@ def test_every_product_as_it_is_planned(driver, gpu):
         if count <= 32:
             options = PatternOptions(n=2, m=4, values="fp8_e4m3")
             cases.append(replace(cases[-1], options=options))
-    require_all(driver(LINEAR, "plain"), cases)
-
-
-def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
-    """And its table of shapes is the header's."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    own = importlib.import_module("sparse_24.launches")
-    assert [each[1:] for each in own.compiled_shapes()] == SHAPES
-    cases = []
-    shapes, launched = ((100, 1300), (33, 4000)), (("native", 8), ("native", 33), ("fp8_e4m3", 8))
-    for number, (shape, (values, tokens)) in enumerate(product(shapes, launched)):
-        options = PatternOptions(n=2, m=4, values=values)
-        found = own.plans(shape, tokens, 4, most=2, layout=layout_of(options))
-        assert found
-        for launch in found:
-            plan = Plan(*launch)
-            cases.append(random_case(*shape, tokens, number, plan=plan, options=options))
     require_all(driver(LINEAR, "plain"), cases)
 
 

@@ -44,7 +44,7 @@ def measured() -> dict[Product, dict[str, float]]:
 
 
 def test_plans_are_near_the_fastest_launches():
-    """After a change of the plan, measure: benchmarks/sparse_24/sweep.py."""
+    """After a change of the plan, measure: benchmarks/gpu/sweep.py."""
     times = measured()
     slower: dict[str, list[float]] = defaultdict(list)
     for product, plan in zip(times, launches("H200", times), strict=True):

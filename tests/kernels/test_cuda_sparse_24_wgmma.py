@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 from dataclasses import replace
@@ -27,7 +26,6 @@ from emulated_sparse_24 import (
 from emulation import (
     EMULATOR_EXIT_CODE,
     KERNELS,
-    ROOT,
     SANITIZED,
     UNTIL_A_RACE,
     compile_driver,
@@ -346,14 +344,3 @@ def test_a_plan_that_cannot_be_is_refused(driver):
     header = header[:8] + (2**18 + 1).to_bytes(8, "little") + header[16:]
     ran = subprocess.run([str(driver(CODES_X, "plain"))], input=header, capture_output=True)
     assert ran.returncode == 1 and "262144 columns of int8" in ran.stderr.decode()
-
-
-def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
-    """And its table of shapes is the header's."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    own = importlib.import_module("sparse_24.wgmma_launches")
-    assert [(each.tokens, each.groups, each.has_ring) for each in own.compiled_shapes()] == SHAPES
-    case = random_case(100, 600, 33, 2)
-    found = own.plans(case.weight.shape, 33, 4, most=3)
-    assert len(found) == 3
-    require_all(driver(DRIVER, "plain"), [replace(case, plan=Plan(*launch)) for launch in found])

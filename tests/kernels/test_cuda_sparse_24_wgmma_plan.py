@@ -61,7 +61,7 @@ def test_planned_launches_are_nearly_the_fastest(kind):
 
 
 def test_planned_launches_of_few_tokens_are_nearly_the_fastest():
-    """With weights in a ring or in registers. After a change: benchmarks/sparse_24/sweep.py."""
+    """With weights in a ring or in registers. After a change: benchmarks/gpu/sweep.py."""
     measured: dict[Product, dict[str, float]] = defaultdict(dict)
     for row in _results.read(_results.FOLDER / "nvidia-h200" / "sparse_24_ring.csv")["rows"]:
         if row["kernel"] == "few":

@@ -6,7 +6,6 @@ What it has in common with the one of 16-bit values is tested there (test_cuda_t
 
 from __future__ import annotations
 
-import importlib
 from itertools import product
 from pathlib import Path
 
@@ -31,7 +30,6 @@ from emulated_tiled_bitmap import (
     split,
 )
 from emulation import (
-    ROOT,
     SANITIZED,
     SEEDS,
     UNTIL_A_RACE,
@@ -104,20 +102,6 @@ def test_every_product_as_it_is_planned(driver, architecture):
         for operands in (CODES, ROUNDED)
     ]
     require_all(driver(LINEAR, "plain"), cases, ARCHITECTURE=architecture)
-
-
-def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    own = importlib.import_module("tiled_bitmap.launches")
-    case, cases = random_codes(100, 1300, 8, 1, 0.3), []
-    for operands in (own.Operands.CODES, own.Operands.ROUNDED):
-        for tokens in (8, 33):
-            found = own.plans((100, 1300), tokens, 4, 2, 16, operands=operands)
-            assert found
-            x = case.x[:1].expand(tokens, -1)
-            for launch in found:
-                cases.append(case.replace(x=x, plan=Plan(*launch), operands=int(operands)))
-    require_all(driver(LINEAR, "plain"), cases)
 
 
 @pytest.mark.parametrize("operands", [CODES, ROUNDED])

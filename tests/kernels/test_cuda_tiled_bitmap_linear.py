@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from emulated_tiled_bitmap import (
     split,
 )
 from emulation import (
-    ROOT,
     SANITIZED,
     UNTIL_A_RACE,
     compile_driver,
@@ -98,20 +96,6 @@ def test_every_product_as_it_is_planned(driver, architecture):
         for number, count in enumerate(tokens)
     ]
     require_all(driver(LINEAR, "plain"), cases, ARCHITECTURE=architecture)
-
-
-def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
-    """And its table of shapes is the header's."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    own = importlib.import_module("tiled_bitmap.launches")
-    assert [each[1:] for each in own.compiled_shapes()] == SHAPES
-    case, cases = random_case(100, 1300, 8, 1, 0.3), []
-    for tokens in (8, 33):
-        found = own.plans((100, 1300), tokens, 4, most=2, unit_lines=26)
-        assert found
-        x = case.x[:1].expand(tokens, -1)
-        cases += [case.replace(x=x, plan=Plan(*launch)) for launch in found]
-    require_all(driver(LINEAR, "plain"), cases)
 
 
 def test_schedules_give_the_same_bits(driver):

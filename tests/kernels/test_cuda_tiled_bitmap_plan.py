@@ -61,7 +61,7 @@ JUDGED = {
 
 @pytest.mark.parametrize(("gpu", "operands"), JUDGED)
 def test_the_plans_are_those_that_were_judged(gpu, operands):
-    """After a change of the plan, measure: benchmarks/tiled_bitmap/sweep.py and points.py."""
+    """After a change of the plan, measure: benchmarks/gpu/sweep.py."""
     judged = JUDGED[gpu, operands]
     products = [
         (

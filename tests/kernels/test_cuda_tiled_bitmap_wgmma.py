@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from emulated_tiled_bitmap import require_all, run, split
 from emulation import (
     EMULATOR_EXIT_CODE,
     KERNELS,
-    ROOT,
     SANITIZED,
     UNTIL_A_RACE,
     compile_cuda,
@@ -126,17 +124,6 @@ def test_a_plan_that_cannot_be_is_refused(driver):
     ):
         ran = run(driver(DRIVER, "plain"), [replace(case, plan=plan)])
         assert ran.returncode == 1 and told in ran.stderr.decode()
-
-
-def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
-    """And its table of shapes is the header's."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    own = importlib.import_module("tiled_bitmap.wgmma_launches")
-    assert [each[1:] for each in own.compiled_shapes()] == SHAPES
-    case = random_case(100, 600, 33, 2)
-    found = [*own.launches(case.weight.shape, 33, 4)][::4]
-    assert len(found) > 2
-    require_all(driver(DRIVER, "plain"), [replace(case, plan=Plan(*launch)) for launch in found])
 
 
 def sanitized_cases() -> list[Case]:

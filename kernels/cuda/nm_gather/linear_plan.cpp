@@ -19,7 +19,7 @@ int choose_shape(int64_t tokens, const Layout& layout) {
 }
 
 // The cost of a plan, in clocks. Fitted to 4,570 launches with units of 32 rows on an H200 under
-// programmatic dependent launch (benchmarks/nm_gather/sweep.py): the choices are on average 2.6%
+// programmatic dependent launch (benchmarks/gpu/sweep.py): the choices are on average 2.6%
 // slower than the fastest of those. Fitted also to a model of launches without it, whose reductions
 // end later (from 2,000 launches; it finds their fastest within 1.5%): by that model the choices
 // are 1.6% slower than the best. One plan serves both, so that the order of summation is always the

@@ -13,7 +13,7 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The cost of a plan in microseconds, less what all plans of a product share. Fitted to launches
-// (benchmarks/tiled_bitmap/sweep.py): for native values to 8 900 on an H200 and an H100, in
+// (benchmarks/gpu/sweep.py): for native values to 8 900 on an H200 and an H100, in
 // addition to the memory time; for quantized values to 2 000, and for W8A8 to 3 500 on an H200.
 // docs/kernels-bitmap.md compares the choices with the fastest of these. The constants for more
 // than 32 tokens come from 3 000 older launches: Hopper GPUs use them for small layers only.

@@ -7,16 +7,12 @@ ops. Whoever imports `ops` from here has them complete.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.library import impl, register_fake
-from torch.nn import functional as F
 
 from ....ops import ops
 from ....ops.packed_linear import linear_result, register_linear_autograd, register_unpacked_linear
-from ....plan import NO_LIMIT
 from ..options import PatternOptions
 from .layout import Layout
 
@@ -86,61 +82,5 @@ def _(
     return linear_result(x, out_features, bias)
 
 
-def linear_on_cuda(
-    x: Tensor,
-    spmm_values: Tensor,
-    spmm_index: Tensor,
-    spmm_columns: Tensor,
-    spmm_packed: Tensor,
-    out_features: int,
-    n: int,
-    m: int,
-    vector_length: int,
-    weight_dtype: torch.dtype,
-    bias: Tensor | None = None,
-    sparse_tokens: int | None = None,
-) -> Tensor:
-    """nm_spmm_linear on CUDA: the kernel or the library."""
-    tensors = (spmm_values, spmm_index, spmm_columns, spmm_packed)
-    most = NO_LIMIT if sparse_tokens is None else sparse_tokens
-    if most < 0:
-        raise RuntimeError(
-            f"sparse_tokens must be 0 (unpack for any number of tokens) or more, not {most}"
-        )
-    if x.dtype == weight_dtype and math.prod(x.shape[:-1]) <= most:
-        return ops.nm_spmm_linear_planned(
-            x, *tensors, out_features, n, m, vector_length, weight_dtype, bias
-        )
-    weight = ops.nm_spmm_unpack(
-        *tensors, out_features, x.shape[-1], n, m, vector_length, weight_dtype
-    )
-    wide = None if bias is None else bias.to(weight_dtype)
-    return F.linear(x.to(weight_dtype), weight, wide).to(x.dtype)
-
-
-@register_fake("flashsparse::nm_spmm_linear_planned")
-def _(
-    x,
-    spmm_values,
-    spmm_index,
-    spmm_columns,
-    spmm_packed,
-    out_features,
-    n,
-    m,
-    vector_length,
-    weight_dtype,
-    bias=None,
-    kernel=-1,
-    splits=1,
-):
-    """nm_spmm_linear by the sparse CUDA kernel, as the caller plans it; -1: as it plans itself.
-
-    kernel and splits are those of kernels/cuda/nm_spmm/linear_plan.h.
-    """
-    return linear_result(x, out_features, bias)
-
-
-impl("flashsparse::nm_spmm_linear", "CUDA", linear_on_cuda)
 register_linear_autograd("nm_spmm_linear", unpack="nm_spmm_unpack")
 register_unpacked_linear("nm_spmm_linear", unpack="nm_spmm_unpack")

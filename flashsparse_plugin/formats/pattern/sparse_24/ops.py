@@ -114,46 +114,6 @@ def _(
     return linear_result(x, out_features, bias)
 
 
-@register_fake("flashsparse::sparse_24_linear_planned")
-def _(
-    x,
-    units,
-    out_features,
-    weight_dtype,
-    bias,
-    plan,
-    weight_scale=None,
-    values="native",
-    group=0,
-):
-    """sparse_24_linear by one sparse CUDA kernel, planned by the caller; for benchmarks.
-
-    plan is the numbers of LinearPlan in kernels/cuda/sparse_24/linear_plan.h, in their order.
-    """
-    check_units(units, out_features, x.shape[-1], weight_scale, values, group)
-    return linear_result(x, out_features, bias)
-
-
-@register_fake("flashsparse::sparse_24_wgmma_planned")
-def _(
-    x,
-    units,
-    out_features,
-    weight_dtype,
-    bias,
-    plan,
-    weight_scale=None,
-    values="native",
-    group=0,
-):
-    """sparse_24_linear by one wgmma kernel, planned by the caller; for benchmarks.
-
-    plan is the numbers of WgmmaPlan in kernels/cuda/sparse_24/wgmma_plan.h, in their order.
-    """
-    check_units(units, out_features, x.shape[-1], weight_scale, values, group)
-    return linear_result(x, out_features, bias)
-
-
 @register_fake("flashsparse::sparse_24_linear_rounded")
 def _(x, units, weight_scale, out_features, weight_dtype, values, bias=None, few_tokens=None):
     """Computes x [..., in_features] times the transposed weight, with activations of 8 bits.
@@ -174,26 +134,6 @@ def _(x, units, weight_scale, out_features, weight_dtype, values, bias=None, few
     Raises:
         RuntimeError: For another dtype of x than weight_dtype, other values, and on CUDA for
             fp8_e4m3 without such products, and for int8 of more than 262,144 columns.
-    """
-    _check_rounded(x, units, weight_scale, out_features, weight_dtype, values)
-    return linear_result(x, out_features, bias)
-
-
-@register_fake("flashsparse::sparse_24_linear_rounded_planned")
-def _(x, units, weight_scale, out_features, weight_dtype, values, bias, plan):
-    """sparse_24_linear_rounded by one wgmma kernel, planned by the caller; for benchmarks.
-
-    plan is the numbers of WgmmaPlan in kernels/cuda/sparse_24/wgmma_plan.h, in their order.
-    """
-    _check_rounded(x, units, weight_scale, out_features, weight_dtype, values)
-    return linear_result(x, out_features, bias)
-
-
-@register_fake("flashsparse::sparse_24_mma_rounded_planned")
-def _(x, units, weight_scale, out_features, weight_dtype, values, bias, plan):
-    """sparse_24_linear_rounded by one kernel for few tokens, planned by the caller; for benchmarks.
-
-    plan is the numbers of LinearPlan in kernels/cuda/sparse_24/linear_plan.h, in their order.
     """
     _check_rounded(x, units, weight_scale, out_features, weight_dtype, values)
     return linear_result(x, out_features, bias)

@@ -140,28 +140,6 @@ def _(
     return linear_result(x, out_features, bias)
 
 
-@register_fake("flashsparse::tiled_bitmap_wgmma_planned")
-def _(x, weight_packed, unit_offsets, out_features, weight_dtype, bias, plan):
-    """tiled_bitmap_linear by one wgmma kernel, planned by the caller; for benchmarks.
-
-    plan is the numbers of WgmmaPlan in kernels/cuda/tiled_bitmap/wgmma_plan.h, in their order, or
-    empty for the plan that the op would make.
-    """
-    _check_offsets(unit_offsets, out_features, x.shape[-1])
-    return linear_result(x, out_features, bias)
-
-
-@register_fake("flashsparse::tiled_bitmap_linear_planned")
-def _(x, weight_packed, unit_offsets, out_features, weight_dtype, bias, plan, weight_scale=None):
-    """tiled_bitmap_linear by the sparse CUDA kernel, planned by the caller; for benchmarks.
-
-    plan is the numbers of LinearPlan in kernels/cuda/tiled_bitmap/linear_plan.h, in their order.
-    """
-    _check_offsets(unit_offsets, out_features, x.shape[-1])
-    check_row_scales(weight_scale, out_features)
-    return linear_result(x, out_features, bias)
-
-
 @register_fake("flashsparse::tiled_bitmap_linear_rounded")
 def _(
     x,
@@ -190,16 +168,6 @@ def _(
     Raises:
         RuntimeError: For another dtype of x than weight_dtype, other values, a negative
             sparse_tokens, and on CUDA for more than 131,072 columns.
-    """
-    _check_rounded(x, unit_offsets, weight_scale, out_features, weight_dtype, values)
-    return linear_result(x, out_features, bias)
-
-
-@register_fake("flashsparse::tiled_bitmap_linear_rounded_planned")
-def _(x, weight_packed, unit_offsets, weight_scale, out_features, weight_dtype, values, bias, plan):
-    """tiled_bitmap_linear_rounded by a plan of the caller's; for benchmarks.
-
-    plan is the numbers of LinearPlan in kernels/cuda/tiled_bitmap/linear_plan.h, in their order.
     """
     _check_rounded(x, unit_offsets, weight_scale, out_features, weight_dtype, values)
     return linear_result(x, out_features, bias)

@@ -94,15 +94,4 @@ def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias=None, spa
     return linear_result(x, out_features, bias)
 
 
-@register_fake("flashsparse::tiled_csl_linear_planned")
-def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias, shape, blocks):
-    """tiled_csl_linear by one sparse CUDA kernel, planned by the caller; for benchmarks.
-
-    shape is an index into kLinearShapes of kernels/cuda/tiled_csl/linear_plan.h, blocks the size of
-    the grid.
-    """
-    _check_offsets(tile_offsets, out_features, x.shape[-1])
-    return linear_result(x, out_features, bias)
-
-
 register_linear_autograd("tiled_csl_linear", unpack="tiled_csl_unpack")
