@@ -9,37 +9,55 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .gpu import Gpu
-from .messages import PrintableMessage, is_out_of_memory
+from .gpu import Gpu, unpacked_seconds
 from .ops.plan import Product, choose_kernel
 from .ops.plan import plan as plan_launch
-from .plan import SPARSE, Implementation, Plan
-
-
-class FormatError(PrintableMessage, ValueError):
-    """A weight, a scheme or a packed tensor that breaks a rule of its format.
-
-    The message names the layer where one is known, the shape, the rule and the remedy.
-    """
-
+from .ops.transforms import is_transformed, transformed_linear
+from .plan import LIBRARY, SPARSE, Implementation, Plan
+from .rules import (
+    FormatError,
+    TensorSpec,
+    dtype_name,
+    option_complaint,
+    require_cut,
+    require_dense,
+    require_join,
+    require_shape,
+    require_tensors,
+    require_version,
+    rules,
+)
 
 # By which number torch's C++ knows a dtype: c10::ScalarType, a part of its stable ABI.
 _NUMBERS = {torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name that config.json uses: "bfloat16"."""
-    return str(dtype).removeprefix("torch.")
+class Quantized(Protocol):
+    """How a scheme stores values as codes, and what they multiply; `formats.values` brings it.
+
+    Attributes:
+        values: The type of the codes, by its name.
+        group: Columns of a row that share a scale; None: all of them.
+        rounds_activations: Whether activations are rounded to codes, too.
+    """
+
+    @property
+    def values(self) -> str: ...
+    @property
+    def group(self) -> int | None: ...
+    @property
+    def rounds_activations(self) -> bool: ...
+    def round_activations(self, x: Tensor) -> Tensor: ...
+    def rounded(self, weight: Tensor, packed: PackedWeight) -> Tensor: ...
+    def linear(self, x: Tensor, scheme: Scheme, *rest: Any) -> Tensor: ...
 
 
 class Options(BaseModel):
@@ -50,6 +68,11 @@ class Options(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @property
+    def quantization(self) -> Quantized | None:
+        """How values are stored as codes; None: as they are."""
+        return None
 
     @property
     def title(self) -> str:
@@ -65,6 +88,7 @@ class Scheme:
     makes it from plain values.
 
     Attributes:
+        quantization: How values are stored as codes; None: as they are.
         dtype_number: `dtype` as linear ops are told it. In a dtype torch looks in each call for a
             `__torch_function__`, which takes the host half as long as to allocate y.
 
@@ -75,7 +99,9 @@ class Scheme:
     format: Format
     dtype: torch.dtype
     options: Options = Options()
+    quantization: Quantized | None = field(init=False, repr=False, compare=False)
     dtype_number: int = field(init=False, repr=False, compare=False)
+    rounds_activations: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in self.format.dtypes:
@@ -86,6 +112,9 @@ class Scheme:
             )
         if type(self.options) is not self.format.Options:
             raise FormatError(f"{self.options!r} are not the options of {self.format.name}")
+        found = self.options.quantization
+        object.__setattr__(self, "quantization", found)
+        object.__setattr__(self, "rounds_activations", bool(found and found.rounds_activations))
         object.__setattr__(self, "dtype_number", _NUMBERS[self.dtype])
 
     @property
@@ -101,20 +130,6 @@ class Scheme:
 
     def __str__(self) -> str:
         return f"{self.title} {dtype_name(self.dtype)}"
-
-
-class TensorSpec(NamedTuple):
-    """What a packed tensor looks like. All of them are contiguous.
-
-    Attributes:
-        dtype: Dtype of its elements. Integers stand for bits; a scale may be a float, and keeps its
-            dtype when the module around it is cast.
-        shape: Its sizes. None in place of the first: a stream, whose length depends on the kept
-            values. In a runtime form a stream may be longer than needed: kernels go by offsets.
-    """
-
-    dtype: torch.dtype
-    shape: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -212,14 +227,13 @@ class PackedWeight:
                 f"x ends in {x.shape[-1]} features, the weight of shape {list(self.shape)} "
                 f"takes {self.shape[1]}"
             )
-        from .ops.transforms import is_transformed, transformed_linear
+        if torch.compiler.is_compiling() or not is_transformed():
+            return self.format.linear(x, self.scheme, self.shape, self.tensors, bias, plan)
 
         def multiply(x: Tensor, bias: Tensor | None) -> Tensor:
             return self.format.linear(x, self.scheme, self.shape, self.tensors, bias, plan)
 
-        if not torch.compiler.is_compiling() and is_transformed():
-            return transformed_linear(x, bias, multiply, self.unpack)
-        return multiply(x, bias)
+        return transformed_linear(x, bias, multiply, self.unpack)
 
     def to(self, device: torch.device | str) -> PackedWeight:
         """Moves the tensors as they are, without changing the form."""
@@ -283,6 +297,12 @@ class Format(ABC):
     """Examples of what `options_named` reads, for messages."""
     planner: ClassVar[str | None] = None
     """Whose kernels for GPUs these are, by name, where C++ plans their launches (`ops.plan`)."""
+    sparse: ClassVar[str | None] = None
+    """For people: what multiplies a packed weight on a GPU, where it may be unpacked for torch's
+    library, too. None: it has one implementation there."""
+    unpacking: ClassVar[tuple[float, float]] = (0.6, 1.0)
+    """Share of a GPU's bandwidth that unpacking reaches, over what it reads and writes, and how
+    many times as long a packed byte takes as an unpacked one."""
     reference: ClassVar[Reference]
     _only: ClassVar[Format]
 
@@ -309,22 +329,12 @@ class Format(ABC):
         Raises:
             FormatError: For a dtype, an option or a version that the format does not know.
         """
-        version = self.version if version is None else version
-        if version > self.version:
-            raise FormatError(
-                f"this checkpoint is {self.name} version {version}; this version of "
-                f"flashsparse-plugin reads up to version {self.version}. Remedy: pip install -U "
-                f"flashsparse-plugin, to a release that knows {self.name} version {version}"
-            )
-        if version < 1:
-            raise FormatError(
-                f"this checkpoint claims to be {self.name} version {version}, and versions start "
-                "at 1. Remedy: convert the dense model with `flashsparse convert`"
-            )
+        if version is not None:
+            require_version(self.name, version, self.version)
         try:
             typed = self.Options(**(options or {}))
         except ValidationError as error:
-            raise FormatError(self._complaint(error)) from None
+            raise FormatError(f"{self.name}{option_complaint(error, self.Options)}") from None
         return Scheme(self, dtype, typed)
 
     def options_named(self, text: str) -> Mapping[str, Any] | None:
@@ -334,17 +344,6 @@ class Format(ABC):
             FormatError: For what only looks like one.
         """
         return None
-
-    def _complaint(self, error: ValidationError) -> str:
-        first = error.errors(include_url=False)[0]
-        option = ".".join(map(str, first["loc"]))
-        known = ", ".join(self.Options.model_fields) or "none"
-        if first["type"] == "extra_forbidden":
-            return f"{self.name} has no option {option!r}; its options: {known}"
-        if first["type"] == "missing":
-            return f"{self.name} needs the option {option!r}; its options: {known}"
-        message = first["msg"].removeprefix("Value error, ")
-        return f"{self.name}: {f'option {option}: ' if option else ''}{message}"
 
     def examples(self) -> tuple[Scheme, ...]:
         """Schemes that stand for all of them in self-tests; a format with options names some."""
@@ -363,7 +362,7 @@ class Format(ABC):
 
     def is_exact(self, scheme: Scheme) -> bool:
         """Whether packing keeps every value bit for bit; else it rounds finite values to codes."""
-        return True
+        return scheme.quantization is None
 
     def rounded(self, weight: Tensor, packed: PackedWeight) -> Tensor:
         """What a packed weight holds in the place of a dense one that it was made of, or should.
@@ -375,7 +374,8 @@ class Format(ABC):
             weight: [out_features, in_features] in the dtype of the scheme.
             packed: The packed weight.
         """
-        return weight
+        found = packed.scheme.quantization
+        return weight if found is None else found.rounded(weight, packed)
 
     def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
         """Options by which the format holds a weight as it is, zeros and all; None: it knows none.
@@ -400,13 +400,10 @@ class Format(ABC):
 
     def nbytes(self, scheme: Scheme, shape: tuple[int, int]) -> int | None:
         """Bytes of a packed weight, where scheme and shape alone tell; None for streams."""
-        total = 0
-        for spec in self.tensors(scheme, shape).values():
-            sizes = [size for size in spec.shape if size is not None]
-            if len(sizes) < len(spec.shape):
-                return None
-            total += math.prod(sizes) * spec.dtype.itemsize
-        return total
+        specs = self.tensors(scheme, shape).values()
+        if any(None in spec.shape for spec in specs):
+            return None
+        return sum(math.prod(n or 0 for n in s.shape) * s.dtype.itemsize for s in specs)
 
     # ---- one weight -----------------------------------------------------------------------------
 
@@ -417,6 +414,21 @@ class Format(ABC):
         Raises:
             FormatError: For a weight that the scheme cannot hold; see `require_weight`.
         """
+
+    def pack_codes(self, codes: Tensor, scales: Tensor, scheme: Scheme) -> PackedWeight:
+        """Packs codes as they are, with their scales.
+
+        Args:
+            codes: [out_features, in_features], zeros included: numbers in a floating dtype that
+                holds them exactly, int8, or the bits of fp8_e4m3 in uint8.
+            scales: [out_features, groups], finite and not negative.
+            scheme: Of quantized values.
+
+        Raises:
+            FormatError: For codes that the format cannot hold or that are none of the type, or
+                scales that the scheme cannot hold.
+        """
+        raise FormatError(f"{self.name} packs no codes. Remedy: pack the weight itself")
 
     @abstractmethod
     def unpack(self, packed: PackedWeight) -> Tensor:
@@ -431,9 +443,8 @@ class Format(ABC):
             x: [..., in_features].
             scheme: The scheme of the weight.
         """
-        return x
+        return x if scheme.quantization is None else scheme.quantization.round_activations(x)
 
-    @abstractmethod
     def linear(
         self,
         x: Tensor,
@@ -454,6 +465,45 @@ class Format(ABC):
             plan: Names of `implementations` for numbers of tokens; None: as the ops see fit. A
                 format that has one implementation on the device of `tensors` ignores it.
         """
+        if not scheme.rounds_activations:
+            return self.multiply(x, scheme, shape, tensors, bias, plan)
+        assert scheme.quantization is not None
+        return scheme.quantization.linear(x, scheme, shape, tensors, bias, plan)
+
+    def multiply(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        """`linear`, of activations as they are; a format without value types may define `linear`.
+
+        Sums are multiplied by `tensors[X_SCALES]`, which only a GPU's forms of quantized values are
+        given, with x in the 16-bit dtype of the scheme.
+        """
+        raise NotImplementedError(f"{self.name} defines neither linear nor multiply")
+
+    def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
+        """Whether a device has a W8A8 kernel of this form, for activations rounded to codes.
+
+        Other kernels are given codes as 16-bit numbers, or float32 ones on a CPU.
+        """
+        return False
+
+    def multiply_codes(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        """`linear` by a W8A8 kernel, which rounds x, of the dtype of the scheme, by itself."""
+        raise NotImplementedError(f"{self.name} has no W8A8 kernel")
 
     @abstractmethod
     def check(self, packed: PackedWeight) -> None:
@@ -526,37 +576,16 @@ class Format(ABC):
         Raises:
             FormatError: For parts that differ in scheme or columns, or end off the grain.
         """
-        first = parts[0]
         if len(parts) == 1:
-            return first
-        grain = self.grain(first.scheme)[0]
-        for part in parts:
-            if (part.scheme, part.shape[1]) != (first.scheme, first.shape[1]):
-                raise FormatError(
-                    f"weights of {first.scheme} with {first.shape[1]} columns and of {part.scheme} "
-                    f"with {part.shape[1]} cannot be joined: all need one scheme and one width"
-                )
-        for part in parts[:-1]:
-            if grain is None or part.shape[0] % grain:
-                raise FormatError(
-                    f"{first.scheme} cannot join a weight of {part.shape[0]} rows with another: "
-                    f"{_steps(grain, 'row')}"
-                )
+            return parts[0]
+        require_join([(part.scheme, part.shape) for part in parts], self.grain(parts[0].scheme)[0])
         return self._join(parts)
 
     def require_cut(
         self, scheme: Scheme, shape: tuple[int, int], rows: range, columns: range
     ) -> None:
         """Raises FormatError unless a weight may be cut so."""
-        for taken, size, grain, what in zip(
-            (rows, columns), shape, self.grain(scheme), ("row", "column"), strict=True
-        ):
-            ends = [end for end in (taken.start, taken.stop) if end not in (0, size)]
-            if any(grain is None or end % grain for end in ends):
-                raise FormatError(
-                    f"a {scheme} weight of shape {list(shape)} cannot be cut at {what} {ends[0]}: "
-                    f"{_steps(grain, what)}"
-                )
+        require_cut(scheme, shape, self.grain(scheme), rows, columns)
 
     def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
         weight = self.unpack(packed)[rows.start : rows.stop, columns.start : columns.stop]
@@ -573,33 +602,32 @@ class Format(ABC):
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         """What multiplies a weight on a GPU, in the order in which each is best as tokens grow."""
-        return {"sparse": Implementation(None, f"the kernel of {self.name}")}
+        if self.sparse is None:
+            return {SPARSE: Implementation(None, f"the kernel of {self.name}")}
+        unpacked = Implementation(None, "torch's own linear on the unpacked weight")
+        return {SPARSE: Implementation(None, self.sparse), LIBRARY: unpacked}
 
     def product(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> Product:
         """What the format's planners in C++ are asked about (`planner`)."""
-        return Product(shape, tokens, nbytes)
+        found, pattern = scheme.quantization, self.pattern(scheme) or (0, 0, 0)
+        if found is None:
+            return Product(shape, tokens, nbytes, pattern=pattern)
+        return Product(shape, tokens, nbytes, found.values, found.group or 0, pattern)
 
     def choose(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> str:
         """The implementation that the op takes on a GPU where no plan says which.
 
-        By default what the format's planner says, or else the first of `implementations`.
-
-        Args:
-            scheme: The scheme of the weight.
-            shape: (out_features, in_features).
-            nbytes: Bytes of the packed weight.
-            tokens: At least 1.
-            gpu: The GPU.
+        By default what the format's planner says, or else the first of `implementations`. The
+        arguments are those of `seconds`.
         """
         known = list(self.implementations(scheme))
         if self.planner is None:
             return known[0]
-        product = self.product(scheme, shape, nbytes, tokens, gpu)
-        found = choose_kernel(self.planner, product, gpu)
+        found = choose_kernel(self.planner, self.product(scheme, shape, nbytes, tokens, gpu), gpu)
         return found if found in known else SPARSE
 
     def seconds(
@@ -626,6 +654,8 @@ class Format(ABC):
         Raises:
             FormatError: Where the format has no cost model.
         """
+        if implementation == LIBRARY:
+            return self.library_seconds(scheme, shape, nbytes, tokens, gpu)
         if self.planner is not None:
             product = self.product(scheme, shape, nbytes, tokens, gpu)
             with rules():
@@ -635,32 +665,18 @@ class Format(ABC):
             f"{shape[0]}x{shape[1]} weight: measure it on the GPU with `flashsparse tune`"
         )
 
+    def library_seconds(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
+    ) -> float:
+        """`seconds` of unpacking the weight for torch's own linear, and of that."""
+        size, (share, reading) = scheme.dtype.itemsize, self.unpacking
+        return unpacked_seconds(shape, nbytes, tokens, gpu, share, size, reading)
+
     # ---- what all formats ask -------------------------------------------------------------------
 
     def require_weight(self, weight: Tensor, scheme: Scheme) -> None:
         """Raises FormatError unless `weight` is something that `scheme` can hold."""
-        if weight.layout != torch.strided:
-            raise FormatError(
-                f"{self.name} packs a dense weight with zeros in it, not a tensor of layout "
-                f"{weight.layout}: unpack it first, weight.to_dense()"
-            )
-        if is_traceable_wrapper_subclass(weight):
-            raise FormatError(
-                f"{self.name} packs a plain tensor {list(weight.shape)}, not a "
-                f"{type(weight).__name__}, which another tool quantized or sharded. Remedy: pack "
-                "the model before that, or what its weight.dequantize() or weight.full_tensor() "
-                "gives"
-            )
-        if weight.dim() != 2 or min(weight.shape) < 1:
-            raise FormatError(
-                f"{self.name} packs a weight [out_features, in_features] with at least one row and "
-                f"one column, not a tensor of shape {list(weight.shape)}"
-            )
-        if weight.dtype != scheme.dtype:
-            raise FormatError(
-                f"a {scheme} weight is made of {dtype_name(scheme.dtype)} values, not of "
-                f"{dtype_name(weight.dtype)}: convert them first, weight.to({scheme.dtype})"
-            )
+        require_dense(weight, scheme, self.name, scheme.dtype)
 
     def require_tensors(self, packed: PackedWeight) -> None:
         """Raises FormatError unless `packed` has the tensors of its scheme, each as specified.
@@ -668,49 +684,8 @@ class Format(ABC):
         All must be contiguous, since kernels take no strides. Reads no element, so tensors may be
         on the meta device.
         """
-        if len(packed.shape) != 2 or min(packed.shape) < 1:
-            raise FormatError(f"the shape must be (out_features, in_features), not {packed.shape}")
-        specs = self.tensors(packed.scheme, packed.shape)
-        missing, unknown = (
-            specs.keys() - packed.tensors.keys(),
-            packed.tensors.keys() - specs.keys(),
-        )
-        if missing or unknown:
-            raise FormatError(
-                f"tensors missing: {', '.join(sorted(missing)) or 'none'}; "
-                f"unknown: {', '.join(sorted(unknown)) or 'none'}"
-            )
-        for name, spec in specs.items():
-            tensor = packed.tensors[name]
-            if tensor.dtype != spec.dtype:
-                raise FormatError(f"{name} must be {spec.dtype}, not {tensor.dtype}")
-            sizes = zip(tensor.shape, spec.shape, strict=False)
-            if tensor.dim() != len(spec.shape) or any(s not in (None, t) for t, s in sizes):
-                wanted = ", ".join("any" if size is None else str(size) for size in spec.shape)
-                raise FormatError(f"{name} must be [{wanted}], not {list(tensor.shape)}")
-            if not tensor.is_contiguous():
-                raise FormatError(
-                    f"{name} must be contiguous, not of strides {list(tensor.stride())}: pass "
-                    f"{name}.contiguous()"
-                )
+        require_shape(packed.shape)
+        require_tensors(packed.tensors, self.tensors(packed.scheme, packed.shape))
 
     def __repr__(self) -> str:
         return f"<format {self.name} version {self.version}>"
-
-
-def _steps(grain: int | None, what: str) -> str:
-    return f"only at multiples of {grain}" if grain else f"it cannot be cut between {what}s"
-
-
-@contextmanager
-def rules() -> Iterator[None]:
-    """Turns an op's RuntimeError about a broken rule into a FormatError of one line.
-
-    A lack of memory and a failure of the device are no verdict on a weight, and pass through.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if is_out_of_memory(error) or "CUDA error" in str(error):
-            raise
-        raise FormatError(str(error).splitlines()[0]) from None

@@ -109,3 +109,10 @@ class Plan:
             parts = [f"{name} for up to {most} tokens" for most, name in self.ranges[:-1]]
             text = ", ".join([*parts, f"else {self.ranges[-1].implementation}"])
         return f"{text} ({self.reason})" if self.reason else text
+
+
+def limits_of(plan: Plan | None, count: int) -> tuple[int | None, ...]:
+    """What an op is told of a plan: the first of sparse_tokens and few_tokens; None: no plan."""
+    if plan is None:
+        return (None, None)[:count]
+    return (plan.sparse_tokens, plan.few_tokens)[:count]

@@ -141,9 +141,9 @@ SAMPLES = {
         (x(), *CODED_ROWS, OUT, 3, 8, torch.bfloat16, "int4", 32),
         (x(torch.float16), *CODED_ROWS, OUT, 3, 8, torch.bfloat16, "int4", 32, bias()),
     ],
-    "sparse_24_linear": [],  # in formats/test_sparse_24.py, as is the next
+    "sparse_24_linear": [],  # in formats/pattern/test_sparse_24.py, as is the next
     "sparse_24_unpack": [],
-    "sparse_24_linear_rounded": [],  # in formats/test_sparse_24.py
+    "sparse_24_linear_rounded": [],  # in formats/pattern/test_sparse_24.py
     "nm_gather_unpack": [
         (*GATHER, OUT, IN, *PATTERN, torch.bfloat16),
         (*GATHER_CODES, OUT, IN, *PATTERN, torch.bfloat16, GATHER_SCALE, "int8"),

@@ -53,7 +53,7 @@ from rich.table import Table
 from torch import Tensor
 
 from flashsparse_plugin.dataflow import DENSE
-from flashsparse_plugin.dataflow.table import ranges_of
+from flashsparse_plugin.dataflow.decision import ranges_of
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.plan import Plan

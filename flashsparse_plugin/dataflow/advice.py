@@ -79,7 +79,7 @@ def dense_choices(gpu: Gpu) -> list[Choice]:
     if gpu.capability >= rivals.FP8_CAPABILITY:
         fp8 = whole(rivals.fp8_seconds)
         found.append(Choice("fp8", "rival", 8, 0.0, 8.0, fp8, hopper, DENSE, "fp8"))
-    own, bits, here = whole(rivals.int4_seconds), rivals.INT4_BITS, gpu.name == "H200"
+    own, bits, here = whole(rivals.marlin_seconds), rivals.MARLIN_BITS, gpu.name == "H200"
     return [*found, Choice("int4", "rival", 4, 0.0, bits, own, here, DENSE, "int4")]
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..ops import STATUS, ops
 from ..packed import PackedWeight
 from ..plan import Plan
+from .decision import resolve
 from .model import Weight
-from .table import resolve
 
 
 @dataclass(frozen=True)

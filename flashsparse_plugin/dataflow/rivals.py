@@ -12,10 +12,10 @@ from ..gpu import ITEMSIZE, LIBRARY_TOKENS, Gpu
 # quantised outside of what was measured.
 FIXED, MEMORY, FP8_ARITHMETIC = 3.0e-6, 0.88, 2.0
 FP8_CAPABILITY = (8, 9)
-# The same of int4 by groups of 128, as Marlin multiplies it on an H200. Bytes and arithmetic hide
-# each other in part: together they take the root of the sum of their squares.
-INT4_FIXED, INT4_MEMORY, INT4_ARITHMETIC = 6.0e-6, 0.70, 0.46
-INT4_BITS = 4 + 16 / 128
+# The same of codes of 4 bits by groups of 128, as Marlin multiplies them on an H200. Bytes and
+# arithmetic hide each other in part: together they take the root of the sum of their squares.
+MARLIN_FIXED, MARLIN_MEMORY, MARLIN_ARITHMETIC = 6.0e-6, 0.70, 0.46
+MARLIN_BITS = 4 + 16 / 128
 
 
 def fp8_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:
@@ -32,12 +32,12 @@ def fp8_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:
     return FIXED + max(weights / (MEMORY * gpu.memory), arithmetic)
 
 
-def int4_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:
-    """A dense product of int4 weights with 16-bit activations, beside x and y; see fp8_seconds."""
+def marlin_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:
+    """A dense product of 4-bit weights with 16-bit activations, beside x and y; see fp8_seconds."""
     weights = shape[0] * shape[1]
-    memory = weights * INT4_BITS / 8 / (INT4_MEMORY * gpu.memory)
-    arithmetic = 2.0 * tokens * weights / (INT4_ARITHMETIC * gpu.arithmetic)
-    return INT4_FIXED + math.hypot(memory, arithmetic)
+    memory = weights * MARLIN_BITS / 8 / (MARLIN_MEMORY * gpu.memory)
+    arithmetic = 2.0 * tokens * weights / (MARLIN_ARITHMETIC * gpu.arithmetic)
+    return MARLIN_FIXED + math.hypot(memory, arithmetic)
 
 
 def activation_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:

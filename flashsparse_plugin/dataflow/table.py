@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of implementations, and the decision for a weight.
+"""Tables of implementations: what was measured or estimated, by weight.
 
 What the user has measured is in the cache, one file a GPU and dtype; what was measured for the
 package, or estimated, is in tables/, one file a class of GPUs (made by benchmarks/dataflow.py). A
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -26,10 +25,10 @@ from ..files import read_bounded
 from ..formats import find_form
 from ..formats.registry import RETIRED
 from ..gpu import Gpu, find_gpu
-from ..messages import PrintableMessage, complaint, one_line
+from ..messages import PrintableMessage, complaint
 from ..names import DENSE
 from ..packed import Scheme
-from ..plan import LIBRARY, Implementation, Plan
+from ..plan import Implementation, Plan
 from . import model
 from .model import Weight
 
@@ -349,105 +348,3 @@ def shipped_table(gpu: Gpu, key: DeviceKey | None = None) -> Table | None:
     if table and key and table.device.capability != key.capability:
         return None
     return table
-
-
-# ---- the decision -------------------------------------------------------------------------------
-
-
-def ranges_of(
-    found: Mapping[int, Mapping[str, float]],
-    implementations: Mapping[str, Implementation],
-    margin: float = model.MARGIN,
-) -> list[Range]:
-    """The ranges that follow from times.
-
-    A dense layer is the library's wherever no kernel was seen to be faster by the margin: at each
-    number of tokens that was looked at, and between two of them if it is at the second, as the
-    time of a kernel rises in steps. A packed layer has no implementation that would be there
-    without us, and the faster one is taken; but unpacking has to save `model.UNPACKING`.
-
-    Args:
-        found: Seconds of the implementations, by tokens.
-        implementations: `Weight.implementations`, in order; the last takes any number of tokens.
-        margin: What a kernel for dense layers must be faster by, as a share.
-    """
-    names, tokens = list(implementations), sorted(found)
-    unpacks = implementations[names[0]].most_tokens is None  # a packed weight, for the library
-    safe = {
-        count: {
-            name: seconds + (model.UNPACKING if unpacks and name == LIBRARY else 0.0)
-            for name, seconds in times.items()
-            if implementations[name].most_tokens is None
-            or seconds * (1 + margin) <= times.get(names[-1], math.inf)
-        }
-        for count, times in found.items()
-    }
-    begins = [tokens[0], *model.inflections(safe, names), tokens[-1] + 1]
-    ranges = [
-        Range(max_tokens=max(each for each in tokens if each < end), implementation=name)
-        for name, begin, end in zip(names, begins[:-1], begins[1:], strict=True)
-        if begin < end
-    ]
-    last = ranges[-1].implementation
-    if implementations[last].most_tokens is None:
-        ranges.pop()
-    else:
-        last = names[-1]
-    return [*ranges, Range(max_tokens=None, implementation=last)]
-
-
-_told: set[str] = set()
-
-
-def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> Plan | None:
-    """Decides once, when a layer is loaded, what will multiply it. Logs a new reason once.
-
-    Asks the user's table of this GPU and dtype, then the table that ships for GPUs of its class.
-    Where neither measured the weight, the op decides in each call if it is packed, and the model
-    if it is dense.
-
-    Args:
-        weight: The layer's weight.
-        dtype: Dtype of weight and activations; only 16-bit dtypes leave a choice.
-        device: Where the layer is.
-
-    Returns:
-        None for a packed weight that was not measured: its op knows its kernels best.
-
-    Raises:
-        TableError: Where there is a table for this GPU that cannot be read.
-    """
-    found = _decide(weight, str(dtype).removeprefix("torch."), torch.device(device))
-    if found is not None and found.reason not in _told:
-        _told.add(found.reason)
-        logger.info("dataflow: %s", one_line(found.reason))
-    return found
-
-
-def _decide(weight: Weight, dtype: str, device: torch.device) -> Plan | None:
-    is_packed = weight.scheme is not None
-    if device.type != "cuda" or dtype not in ("float16", "bfloat16"):
-        if is_packed:
-            return None
-        where = f"on {device.type}" if device.type != "cuda" else f"in {dtype}"
-        only = [(None, LIBRARY)]
-        return Plan.of(only, "device", f"{where} every layer has one implementation")
-    key = DeviceKey.of(device)
-    own = read_own(key, dtype)
-    if own and (entry := own.find(weight)):
-        return entry.plan("table", f"{weight}: {own.origin}, in {table_path(key, dtype)}")
-    gpu = find_gpu(key.name, key.capability)
-    shipped = shipped_table(gpu, key)
-    decides = shipped is not None and (shipped.source == "measured" or not is_packed)
-    if shipped and decides and (entry := shipped.find(weight)):
-        reason = f"{weight}: {shipped.origin}, in the table that flashsparse-plugin brings"
-        return entry.plan("shipped", reason)
-    if is_packed:
-        return None
-    ranges = ranges_of(model.times(weight, gpu), weight.implementations, model.DOUBT)
-    return Plan.of(
-        ((each.max_tokens, each.implementation) for each in ranges),
-        "model",
-        f"{weight}: estimated by the model of an {gpu.name}, as no table has this shape; "
-        "`flashsparse tune` measures",
-    )

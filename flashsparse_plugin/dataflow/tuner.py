@@ -23,8 +23,9 @@ from torch.nn import functional as F
 from ..ops import STATUS, ops
 from ..packed import PackedWeight, Scheme
 from ..plan import Plan
+from .decision import ranges_of
 from .model import BUCKETS, MARGIN, Weight, implementations_of
-from .table import Entry, Measurement, ranges_of
+from .table import Entry, Measurement
 
 Call = Callable[[], object]
 

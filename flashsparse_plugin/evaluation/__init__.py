@@ -6,7 +6,7 @@ tasks.py    tasks of lm-eval
 speed.py    tokens a second of prefill and of decode
 sizes.py    bytes of the linear weights, on disk and in memory
 methods.py  what can be made of a dense model in memory: our formats, and what people could take
-rivals.py   the latter: int8, int4 and fp8 of torch and torchao, and GGUF
+rivals.py   the latter: quantized models of torch and torchao, and GGUF
 measure.py  all of it for one model
 comparison.py  models side by side, a line each and a line for what is made of it
 chart.py    quality against bytes, as a picture

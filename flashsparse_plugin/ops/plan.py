@@ -25,7 +25,7 @@ class Product:
         shape: (out_features, in_features).
         tokens: At least 1.
         nbytes: Of the packed weight; 0 for a dense one.
-        values: How values are stored: "native", "fp8_e4m3", "int8" or "int4".
+        values: How values are stored: "native", or the type of their codes, such as "int8".
         group: Columns that share a scale; 0: all of a row, or there are no scales.
         pattern: N, M and the vector length of an N:M pattern.
         quantizes_x: Whether x is quantized to `values`, too.

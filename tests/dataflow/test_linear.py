@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The op that chooses by the number of tokens, and what a layer calls when it is loaded."""
 
-import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -211,11 +210,8 @@ def test_a_packed_weight_has_a_plan(resolved, ranges, most, told):
 @pytest.mark.parametrize("form", ["tiled_bitmap", "sparse_24"])
 def test_ops_are_told_both_thresholds(monkeypatch, form, ranges, told):
     format, calls = find_form(form), []
-    module = importlib.import_module(type(format).__module__)
-    op = f"{form}_linear"
-    fake = SimpleNamespace(**{op: lambda *arguments: calls.append(arguments)})
-    monkeypatch.setattr(type(format), "ops", fake, raising=False)
-    monkeypatch.setattr(module, "ops", fake)
+    fake = staticmethod(lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(type(format), "linear_op", fake)
     scheme = format.scheme(torch.float16, {"n": 2, "m": 4} if form == "sparse_24" else {})
     tensors = dict.fromkeys(format.tensor_names, torch.empty(0))
     for plan, expected in ((Plan.of(ranges), told), (None, (None, None))):

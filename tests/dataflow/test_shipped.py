@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashsparse_plugin.dataflow import BUCKETS, DENSE, DeviceKey, TableError, Weight, table
+from flashsparse_plugin.dataflow.decision import ranges_of, resolve
 from flashsparse_plugin.dataflow.table import (
     SHIPPED,
     Table,
-    ranges_of,
     read_table,
-    resolve,
     table_path,
     text_of,
     write_table,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from flashsparse_plugin.dataflow import DeviceKey, TableError, Weight, resolve, table
+from flashsparse_plugin.dataflow import DeviceKey, TableError, Weight, decision, resolve, table
 from flashsparse_plugin.dataflow.table import (
     Entry,
     Table,
@@ -59,7 +59,7 @@ def h200(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     monkeypatch.setenv("FLASHSPARSE_CACHE", str(tmp_path))
     monkeypatch.setattr(table, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.setattr(table, "_told", set())
+    monkeypatch.setattr(decision, "_told", set())
     table._cached.cache_clear()
     yield
     table._cached.cache_clear()

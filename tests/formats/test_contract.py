@@ -11,6 +11,7 @@ import json
 import pickle
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -67,6 +68,18 @@ def finite_weight_of(scheme, shape=(200, 300)):
 def same(a, b):
     integer = {2: torch.int16, 4: torch.int32}[a.dtype.itemsize]
     return a.dtype == b.dtype and torch.equal(a.view(integer), b.contiguous().view(integer))
+
+
+def test_a_family_is_one_class_and_no_method_is_defined_more_than_twice():
+    """Once where it is promised or for all, and once for a format."""
+    bases = set()
+    for format in all_formats():
+        own = [each for each in type(format).__mro__ if each.__module__.startswith("flashsparse_")]
+        methods = [name for each in own for name, value in vars(each).items() if callable(value)]
+        counts = Counter(name for name in methods if not name.startswith("__"))
+        assert {name for name, count in counts.items() if count > 2} == set()
+        bases |= set(own[1:])
+    assert len(bases) <= 3
 
 
 # ---- one weight ---------------------------------------------------------------------------------

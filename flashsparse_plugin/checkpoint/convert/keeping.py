@@ -8,7 +8,7 @@ from typing import Any
 
 from ...config import FlashSparseConfig, LayerConfig
 from ...formats import get_format, read_format
-from ...formats.values.coded import packs_codes
+from ...formats.values.quantization import packs_codes
 from ...names import AUTO, DEFAULT_FORMAT, DENSE
 from ..files.headers import TensorInfo
 from ..foreign import packing

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.values.coded import packs_codes
+from ...formats.values.quantization import packs_codes
 from ...formats.values.types import VALUE_TYPES, require_scales
 from ...packed import FormatError, PackedWeight, Scheme
 from ..files.headers import CheckpointError, MadeTensorInfo, TensorInfo

@@ -14,10 +14,10 @@ from pydantic import Field
 from ...config import PATTERN, FlashSparseConfig, LayerConfig
 from ...formats import get_format
 from ...formats.pattern.nm_vector import NMVector
-from ...formats.values.coded import CodedFormat, packs_codes
 from ...formats.values.dtypes import parse_dtype
+from ...formats.values.quantization import packs_codes
 from ...names import AUTO, DEFAULT_FORMAT, DENSE
-from ...packed import FormatError, Scheme, dtype_name
+from ...packed import Format, FormatError, Scheme, dtype_name
 from ..files.headers import TensorInfo
 from .code_entries import CodesInfo
 from .quantization import (
@@ -84,7 +84,7 @@ def half_dtype(*wanted: object) -> torch.dtype:
 
 def target_of(
     quantization: Mapping[str, Any], format: str | None, given: Mapping[str, Any] | None
-) -> tuple[CodedFormat, dict[str, Any]]:
+) -> tuple[Format, dict[str, Any]]:
     """The format that holds the codes of a checkpoint, and its options.
 
     The zeros to pack by are those that the user names, else the checkpoint, else 2:4.
@@ -121,7 +121,7 @@ def _packs_anywhere(quantization: Mapping[str, Any]) -> bool:
 
 
 def scheme_of(
-    format: CodedFormat, weight: CodesInfo, given: Mapping[str, Any], dtype: torch.dtype
+    format: Format, weight: CodesInfo, given: Mapping[str, Any], dtype: torch.dtype
 ) -> Scheme:
     """The scheme that holds a weight with its codes as they are.
 
@@ -184,7 +184,7 @@ def as_packed(
 
 def _target_of(
     asked: FlashSparseConfig, quantization: Mapping[str, Any], path: Path
-) -> tuple[CodedFormat, dict[str, Any]]:
+) -> tuple[Format, dict[str, Any]]:
     """`target_of`, which also refuses settings that a quantized checkpoint leaves no room for."""
     named = asked.format if "format" in asked.model_fields_set else None
     try:

@@ -5,55 +5,46 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...gpu import Gpu, unpacked_seconds
-from ...ops.plan import Product
-from ...packed import FormatError, PackedWeight, Scheme
-from ...plan import LIBRARY, SPARSE, Implementation
-from ..values.coded import CodedFormat
-from .options import PatternOptions, conform_to, options_of, store
+from ...packed import Format, FormatError, PackedWeight, Scheme
+from ...plan import Plan, limits_of
+from ..values.quantization import require_quantized, tell_of_activations
+from .options import (
+    PatternOptions,
+    conform_to,
+    options_of,
+    store,
+    store_codes,
+    stored_codes,
+    value_arguments,
+)
 from .parts import cut, join
 
-UNPACK_MEMORY = 0.6
+UNPACKING = 0.6
 """Share of the bandwidth that unpacking reaches, over what it reads and writes."""
 
 
-class PatternFormat(CodedFormat):
-    """A format whose options are an N:M pattern and a type of values."""
-
-    Options = PatternOptions
-
-    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        return conform_to(options_of(scheme), weight)
-
-    def pattern(self, scheme: Scheme) -> tuple[int, int, int]:
-        return options_of(scheme).numbers
-
-    def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
-        return options_of(scheme).grain
-
-
-class RuntimeForm(PatternFormat):
-    """A form in which kernels read vector-wise N:M weights; never written to disk.
-
-    It is turned from and into the tensors of nm_vector.
+class PatternFormat(Format):
+    """A form of vector-wise N:M weights, which is made from and into the tensors of nm_vector.
 
     Attributes:
         holds: Which patterns the form can hold, as the end of "it holds ...".
-        sparse: The hardware that multiplies it directly on a GPU, for messages; otherwise it is
-            unpacked for torch's library. None: it has no kernel for GPUs.
-        reading: How many times as long unpacking takes for a packed byte as for an unpacked one.
+        linear_op: The op that multiplies.
+        streams: Names of the tensors that it takes, beside scales.
+        limits: How many of a plan's limits it takes; see `limits_of`.
     """
 
     version = 1
-    on_disk = False
+    unpacking = (UNPACKING, 1.0)
+    Options = PatternOptions
     holds: ClassVar[str]
-    sparse: ClassVar[str | None] = None
-    reading: ClassVar[float] = 1.0
+    linear_op: ClassVar[Any]
+    streams: ClassVar[tuple[str, ...]]
+    limits: ClassVar[int] = 0
 
     @abstractmethod
     def fits(self, options: PatternOptions) -> bool:
@@ -87,18 +78,81 @@ class RuntimeForm(PatternFormat):
             )
         return options
 
+    def takes_codes(self, values: str, group: int | None) -> bool:
+        return True
+
+    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
+        return conform_to(options_of(scheme), weight)
+
+    def pattern(self, scheme: Scheme) -> tuple[int, int, int]:
+        return options_of(scheme).numbers
+
+    def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
+        return options_of(scheme).grain
+
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         self.require_weight(weight, scheme)
-        options = self.require_fit(scheme, (weight.shape[0], weight.shape[1]))
-        stored = store(weight, options)
-        return self.arrange(stored, scheme, (weight.shape[0], weight.shape[1]))
+        shape = (weight.shape[0], weight.shape[1])
+        return self.arrange(store(weight, self.require_fit(scheme, shape)), scheme, shape)
+
+    def pack_codes(self, codes: Tensor, scales: Tensor, scheme: Scheme) -> PackedWeight:
+        shape = (codes.shape[0], codes.shape[1])
+        numbers, scales = require_quantized(scheme).require_codes(codes, scales, scheme)
+        stored = store_codes(numbers, scales, self.require_fit(scheme, shape))
+        return self.arrange(stored, scheme, shape)
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
-        """Gives values and codes back as they are, from where any pattern can be reached."""
-        if not (isinstance(target.format, PatternFormat) and target.format.on_disk):
+        """To any pattern that the weight follows; codes of one type and group stay as they are."""
+        if not isinstance(target.format, PatternFormat):
             return super().transcode(packed, target, device)
-        own = target.format.scheme(packed.dtype, packed.scheme.values)
-        return PackedWeight(own, packed.shape, self.stored(packed)).transcode(target, device)
+        tensors: Mapping[str, Tensor]
+        tensors = {name: each.to(device) for name, each in self.stored(packed).items()}
+        old, new = options_of(packed.scheme), options_of(target)
+        if (old, packed.dtype) != (new, target.dtype):
+            tensors = self._restored(packed, tensors, target)
+        if not target.format.on_disk:
+            tell_of_activations(target, device)
+        return target.format.arrange(tensors, target, packed.shape)
+
+    def _restored(
+        self, packed: PackedWeight, stored: Mapping[str, Tensor], target: Scheme
+    ) -> Mapping[str, Tensor]:
+        """The tensors of nm_vector by another scheme, on the device of its own ones."""
+        own, new = options_of(packed.scheme), options_of(target)
+        device = stored["weight_packed"].device
+        if new.value_type is None or (own.values, own.group) != (new.values, new.group):
+            return store(self.unpack(packed).to(device), new)
+        codes = stored_codes(stored, own, packed.shape)
+        scales = stored["weight_scale"]
+        return store_codes(*require_quantized(target).require_codes(codes, scales, target), new)
+
+    def multiply(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        held = map(tensors.__getitem__, self.streams)
+        return self.linear_op(x, *held, shape[0], *self.told(scheme, tensors, bias, plan))
+
+    def told(
+        self,
+        scheme: Scheme,
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> tuple[Any, ...]:
+        """What the op is told behind out_features."""
+        return (
+            *options_of(scheme).numbers,
+            scheme.dtype_number,
+            bias,
+            *limits_of(plan, self.limits),
+            *value_arguments(scheme, tensors),
+        )
 
     def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
         options = options_of(packed.scheme)
@@ -108,45 +162,3 @@ class RuntimeForm(PatternFormat):
     def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         return self.arrange(join([self.stored(part) for part in parts]), parts[0].scheme, shape)
-
-    def product(
-        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
-    ) -> Product:
-        options = options_of(scheme)
-        return Product(
-            shape,
-            tokens,
-            nbytes,
-            values=options.values,
-            group=options.group or 0,
-            pattern=options.numbers,
-        )
-
-    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
-        if self.sparse is None:
-            return super().implementations(scheme)
-        return {
-            SPARSE: Implementation(None, self.sparse),
-            LIBRARY: Implementation(None, "torch's own linear on the unpacked weight"),
-        }
-
-    def seconds(
-        self,
-        implementation: str,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        nbytes: int,
-        tokens: int,
-        gpu: Gpu,
-    ) -> float:
-        if implementation == LIBRARY:
-            return unpacked_seconds(
-                shape,
-                nbytes,
-                tokens,
-                gpu,
-                reach=UNPACK_MEMORY,
-                itemsize=scheme.dtype.itemsize,
-                reading=self.reading,
-            )
-        return super().seconds(implementation, scheme, shape, nbytes, tokens, gpu)

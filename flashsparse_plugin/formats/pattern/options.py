@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from ...ops import ops, where_kernels_are
 from ...ops.packed_linear import X_SCALES
 from ...packed import FormatError, Scheme, rules
-from ..values.coded import ValueOptions
-from ..values.types import GROUPS, VALUE_TYPES, quantise, to_codes
+from ..values.quantization import SCALE, ValueOptions
+from ..values.types import GROUPS, VALUE_TYPES, Activations, Values
 
 VECTOR_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -62,9 +62,9 @@ class PatternOptions(ValueOptions):
     n: int = Field(ge=1, le=256)
     m: int = Field(ge=1, le=256)
     vector_length: int = Field(default=1, ge=1, le=128)
-    values: Literal["native", "fp8_e4m3", "int8", "int4"] = "native"
+    values: Values = "native"
     group: int | None = None
-    activations: Literal["native", "fp8_e4m3", "int8"] = "native"
+    activations: Activations = "native"
 
     @model_validator(mode="after")
     def _be_a_pattern(self) -> PatternOptions:
@@ -77,17 +77,13 @@ class PatternOptions(ValueOptions):
         if self.group is None:
             return self
         if self.values == "native":
-            raise ValueError("option group: native values have no scales. Remedy: values=int4")
+            raise ValueError("option group: native values have no scales. Remedy: values=int8")
         if self.group not in GROUPS or self.group % self.m:
             raise ValueError(
                 f"option group: {self.group} must be {', '.join(map(str, GROUPS[:-1]))} or "
                 f"{GROUPS[-1]}, and a multiple of m, which is {self.m}"
             )
         return self
-
-    @property
-    def scale_group(self) -> int | None:
-        return self.group
 
     @property
     def group_entries(self) -> int | None:
@@ -146,11 +142,11 @@ class PatternOptions(ValueOptions):
 
     @property
     def title(self) -> str:
-        """ "2:4", "8:32, L=32, int4 by 128", or "2:4, int8 x int8" of rounded activations."""
+        """ "2:4", "8:32, L=32, int8 by 128", or "2:4, int8 x int8" of rounded activations."""
         length = f", L={self.vector_length}" if self.vector_length > 1 else ""
         group = f" by {self.group}" if self.group else ""
-        values = f", {self.values}{group}" if self.value_type else ""
-        values += f" x {self.activations}" if self.activation_type else ""
+        values = "" if self.values == "native" else f", {self.values}{group}"
+        values += "" if self.activations == "native" else f" x {self.activations}"
         return f"{self.n}:{self.m}{length}{values}"
 
 
@@ -244,18 +240,17 @@ def value_arguments(
         scheme: With a pattern.
         tensors: The packed tensors by name.
     """
-    options = options_of(scheme)
-    if options.value_type is None:
+    found = scheme.quantization
+    if found is None:
         return ()
-    stored = (tensors.get("weight_scale"), options.values, options.group or 0)
+    stored = (tensors.get(SCALE), found.values, found.group or 0)
     return (*stored, tensors[X_SCALES]) if X_SCALES in tensors else stored
 
 
 def conform_to(options: PatternOptions, weight: Tensor) -> Tensor:
     """A weight like the given one that a scheme with these options holds exactly."""
     kept = options.keep_largest(weight)
-    values = options.value_type
-    return kept if values is None else to_codes(kept, values, options.group)
+    return kept if options.quantization is None else options.quantization.conform(kept)
 
 
 def store(weight: Tensor, options: PatternOptions) -> dict[str, Tensor]:
@@ -273,9 +268,8 @@ def store(weight: Tensor, options: PatternOptions) -> dict[str, Tensor]:
         FormatError: Where the weight does not follow the pattern, naming the first place, or has
             values that codes cannot hold.
     """
-    if options.value_type:
-        codes, scales = quantise(weight.detach(), options.value_type, options.group)
-        return store_codes(codes, scales, options)
+    if options.quantization:
+        return store_codes(*options.quantization.quantise(weight.detach()), options)
     with rules():
         dense = where_kernels_are(weight.detach())
         packed, index = ops.nm_vector_pack(dense, *options.numbers)
@@ -299,3 +293,19 @@ def store_codes(codes: Tensor, scales: Tensor, options: PatternOptions) -> dict[
         kept, index = ops.nm_vector_pack(where_kernels_are(codes), *options.numbers)
     packed = values.encode(kept.to(device).view(torch.float16))
     return {"weight_packed": packed, "weight_index": index.to(device), "weight_scale": scales}
+
+
+def stored_codes(
+    stored: Mapping[str, Tensor], options: PatternOptions, shape: tuple[int, int]
+) -> Tensor:
+    """The inverse of `store_codes`: codes as float16 numbers, zeros included.
+
+    Args:
+        stored: The tensors of nm_vector by name.
+        options: The pattern, and the type of its values.
+        shape: (out_features, in_features).
+    """
+    own = [where_kernels_are(stored[name].detach()) for name in ("weight_packed", "weight_index")]
+    numbers = (*shape, *options.numbers)
+    codes = ops.nm_vector_unpack(*own, *numbers, torch.float16, None, options.values)
+    return codes.to(stored["weight_packed"].device)

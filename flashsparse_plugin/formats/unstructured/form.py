@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What formats of weights with zeros anywhere have in common: on disk, and on a CPU."""
+"""What formats of weights with zeros anywhere have in common: on disk, and on a CPU.
+
+CUDA kernels read such a format as it is stored; on a CPU each runs as an interleaved bitmap.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...packed import PackedWeight, Scheme, TensorSpec, rules
-from ..values.coded import SCALE, CodedFormat, value_type_of
-from ..values.types import quantise, require_scales, to_codes
+from ...ops import where_kernels_are
+from ...packed import Format, PackedWeight, Scheme, TensorSpec, rules
+from ...plan import Plan, limits_of
+from ..values.quantization import (
+    SCALE,
+    quantization_of,
+    require_quantized,
+    tell_of_activations,
+)
+from .pieces import Pieces
 
 
-class UnstructuredFormat(CodedFormat):
+class UnstructuredFormat(Format):
     """A format that holds any weight, by ops that are called after it.
 
     Where its options have a type of values, these ops take int8 codes, too: what is packed is a
@@ -24,32 +33,47 @@ class UnstructuredFormat(CodedFormat):
 
     Attributes:
         ops: `torch.ops.flashsparse`, with the ops of this format complete.
+        linear_op: That which multiplies.
+        limits: How many of a plan's limits it takes; see `limits_of`.
         streams: Names of the tensors that say where values are and what they are: all but scales.
+        pieces: How a weight is divided; None: it is in one piece.
+        on_cpu: The form that a CPU's kernels read; None: this one.
     """
 
+    checks_as_it_reads = True
+    unpacking = (0.66, 1.0)
     ops: ClassVar[Any]
+    linear_op: ClassVar[Any]
+    limits: ClassVar[int] = 0
     streams: ClassVar[tuple[str, ...]]
+    pieces: ClassVar[Pieces | None] = None
+    on_cpu: ClassVar[Format | None] = None
 
     def takes_codes(self, values: str, group: int | None) -> bool:
         return "values" in self.Options.model_fields and values == "int8" and group is None
 
     def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        values = value_type_of(scheme)
-        return weight if values is None else to_codes(weight, values, None)
+        found = quantization_of(scheme)
+        return weight if found is None else found.conform(weight)
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        specs = self.stream_specs(scheme, shape)
-        if value_type_of(scheme) is not None:
-            specs[SCALE] = TensorSpec(torch.float32, (shape[0], 1))
-        return specs
+        specs = dict(zip(self.streams, self.stream_specs(scheme, shape), strict=True))
+        found = quantization_of(scheme)
+        return specs if found is None else specs | {SCALE: found.scale_spec(scheme.dtype, shape)}
 
-    @abstractmethod
-    def stream_specs(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
+    def stream_specs(self, scheme: Scheme, shape: tuple[int, int]) -> tuple[TensorSpec, ...]:
         """What `streams` look like."""
+        assert self.pieces is not None
+        return self.pieces.specs(shape)
 
-    @abstractmethod
     def within_reach(self, tensor: Tensor) -> Tensor:
         """A tensor where the ops that pack and unpack can take it."""
+        return where_kernels_are(tensor.detach())
+
+    def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
+        if self.on_cpu is None or device.type != "cpu":
+            return scheme
+        return self.on_cpu.scheme(scheme.dtype, scheme.values)
 
     def wrap(
         self,
@@ -74,14 +98,19 @@ class UnstructuredFormat(CodedFormat):
 
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         self.require_weight(weight, scheme)
-        values = value_type_of(scheme)
-        if values is None:
+        found = quantization_of(scheme)
+        if found is None:
             return self._pack(weight.detach(), None, scheme)
-        return self.pack_codes(*quantise(weight.detach(), values, None), scheme)
+        return self.pack_codes(*found.quantise(weight.detach()), scheme)
 
     def pack_codes(self, codes: Tensor, scales: Tensor, scheme: Scheme) -> PackedWeight:
-        numbers, stored = self.require_codes(codes, scales, scheme)
+        numbers, stored = require_quantized(scheme).require_codes(codes, scales, scheme)
         return self._pack(numbers.to(torch.int8), stored, scheme)
+
+    def pack_prepared(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        tell_of_activations(scheme, weight.device)
+        runtime = self.runtime(scheme, weight.device)
+        return runtime.format.pack(weight, runtime)
 
     def _pack(self, values: Tensor, scales: Tensor | None, scheme: Scheme) -> PackedWeight:
         with rules():
@@ -98,14 +127,51 @@ class UnstructuredFormat(CodedFormat):
         return self._unpack(packed, torch.int8)
 
     def _unpack(self, packed: PackedWeight, dtype: torch.dtype, *scales: Tensor) -> Tensor:
-        tensors = (self.within_reach(packed.tensors[name]) for name in self.streams)
-        return self.op("unpack")(*tensors, *packed.shape, dtype, *scales).to(packed.device)
+        return self.op("unpack")(*self._streams(packed), *packed.shape, dtype, *scales).to(
+            packed.device
+        )
+
+    def multiply(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        scales = (tensors[SCALE],) if SCALE in tensors else ()  # each argument takes time
+        return self.linear_op(
+            x,
+            *map(tensors.__getitem__, self.streams),
+            shape[0],
+            scheme.dtype_number,
+            bias,
+            *(limits_of(plan, self.limits) if self.limits else ()),
+            *scales,
+        )
+
+    def check(self, packed: PackedWeight) -> None:
+        self.check_scales(packed)
+        self._validate(packed)
 
     def check_scales(self, packed: PackedWeight) -> None:
         """Raises FormatError for scales of codes that a product would overflow by."""
-        values = value_type_of(packed.scheme)
-        if values is not None:
-            require_scales(packed.tensors[SCALE], values, packed.dtype)
+        found = quantization_of(packed.scheme)
+        if found is not None:
+            found.require_scales(packed.tensors[SCALE], packed.dtype)
+
+    def nonzeros(self, packed: PackedWeight) -> int:
+        if self.pieces is None:  # offsets count kept values
+            return int(packed.tensors[self.streams[-1]][-1])
+        return int(self._validate(packed))
+
+    def _validate(self, packed: PackedWeight) -> Tensor:
+        values = self.values_of(packed.scheme)
+        return self.op("validate")(*self._streams(packed), *packed.shape, *values)
+
+    def _streams(self, packed: PackedWeight) -> list[Tensor]:
+        return [self.within_reach(packed.tensors[name]) for name in self.streams]
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
         """Takes the op that needs no dense weight in between, where there is one.
@@ -113,17 +179,18 @@ class UnstructuredFormat(CodedFormat):
         Values stay as they are, or codes and scales, also in another dtype and for other
         activations; what is of another type goes by way of the weight that it stands for.
         """
-        to, values = target.format, value_type_of(packed.scheme)
+        to, found, other = target.format, quantization_of(packed.scheme), quantization_of(target)
+        alike = (found and found.type) == (other and other.type)
         if isinstance(to, UnstructuredFormat):
-            to.tell_of_activations(target, device)
-        if values is not None:  # of the rest ops take care
+            tell_of_activations(target, device)
+        if found is not None:  # of the rest ops take care
             self.require_tensors(packed)
             self.check_scales(packed)
-        if to is self and values is not None and value_type_of(target) == values:
+        if to is self and found is not None and alike:
             same = PackedWeight(target, packed.shape, packed.tensors)
             self.check_scales(same)
             return same.to(device)
-        turn, alike = self.op(f"to_{to.name}"), value_type_of(target) == values
+        turn = self.op(f"to_{to.name}")
         if turn is None or not alike or target.dtype != packed.dtype:
             return super().transcode(packed, target, device)
         assert isinstance(to, UnstructuredFormat)
@@ -135,15 +202,29 @@ class UnstructuredFormat(CodedFormat):
         return to.wrap(tensors, target, packed.shape, packed.tensors.get(SCALE)).to(device)
 
     def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
-        if SCALE not in packed.tensors:
+        """Takes whole pieces as they are, where the ends are ends of pieces."""
+        scheme, shape, scales = packed.scheme, packed.shape, packed.tensors.get(SCALE)
+        own = None if scales is None else scales[rows.start : rows.stop].contiguous()
+        if self.pieces is not None and self.pieces.are_whole(shape, rows, columns):
+            taken = self.pieces.cut(self._pair(packed), shape, rows, columns)
+            return self.wrap(taken, scheme, (len(rows), len(columns)), own)
+        if own is None:
             return super()._cut(packed, rows, columns)
-        own = slice(rows.start, rows.stop)
-        codes = self.codes(packed)[own, columns.start : columns.stop].contiguous()
-        return self.pack_codes(codes, packed.tensors[SCALE][own], packed.scheme)
+        codes = self.codes(packed)[rows.start : rows.stop, columns.start : columns.stop]
+        return self.pack_codes(codes.contiguous(), own, scheme)
 
     def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
-        if SCALE not in parts[0].tensors:
+        """Puts pieces after pieces, where all parts but the last end with a row of pieces."""
+        scheme, shape = parts[0].scheme, (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        held = [part.tensors[SCALE] for part in parts if SCALE in part.tensors]
+        scales = torch.cat(held) if held else None
+        if self.pieces is not None and not any(p.shape[0] % self.pieces.rows for p in parts[:-1]):
+            return self.wrap(self.pieces.join(list(map(self._pair, parts))), scheme, shape, scales)
+        if scales is None:
             return super()._join(parts)
-        codes = torch.cat([self.codes(part) for part in parts])
-        scales = torch.cat([part.tensors[SCALE] for part in parts])
-        return self.pack_codes(codes, scales, parts[0].scheme)
+        return self.pack_codes(torch.cat([self.codes(part) for part in parts]), scales, scheme)
+
+    def _pair(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
+        """The stream and its offsets."""
+        stream, offsets = (packed.tensors[name] for name in self.streams)
+        return stream, offsets

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from ..values.coded import ValueOptions
+from ..values.quantization import ValueOptions
 from ..values.types import VALUE_TYPES
 
 
@@ -43,6 +43,7 @@ class BitmapOptions(ValueOptions):
     @property
     def title(self) -> str:
         """ "int8", or, of rounded activations, "int8 x int8"; nothing of native values."""
-        if self.value_type is None:
+        if self.values == "native":
             return ""
-        return f"{self.values} x {self.activations}" if self.activation_type else self.values
+        rounded = "" if self.activations == "native" else f" x {self.activations}"
+        return f"{self.values}{rounded}"

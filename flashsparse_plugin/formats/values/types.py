@@ -2,12 +2,14 @@
 """Value types: how kept values are stored in fewer than 16 bits, as codes with scales.
 
 A weight is code x scale, one scale for a row or for a group of columns of a row: the product in
-float32, rounded to the dtype of the scheme. Codes are symmetric, and zero is code 0.
+float32, rounded to the dtype of the scheme. Codes are symmetric, and zero is code 0. A type is a
+row of `VALUE_TYPES` and a name here, and its oracle is in reference.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +23,12 @@ _SQUARE = 2.0**12  # in which parts squares of codes are counted
 # Elements of a weight that are quantised at a time: what a core's cache holds, and a GPU's memory.
 _SLABS = {"cpu": 1 << 18, "cuda": 1 << 24}
 
+Values = Literal["native", "fp8_e4m3", "int8", "int4"]
+"""What the option `values` of a scheme may be."""
+
+Activations = Literal["native", "fp8_e4m3", "int8"]
+"""What the option `activations` may be."""
+
 
 @dataclass(frozen=True)
 class ValueType:
@@ -28,10 +36,11 @@ class ValueType:
 
     Attributes:
         name: As the option `values` of a scheme has it.
-        bits: Of a code: 8 or 4.
+        bits: Of a code: 8 or 4. Codes of 4 bits lie two to a byte, the first in the low nibble.
         least: The smallest code, as a number.
         most: The largest one, which a scale without clipping gives the largest weight.
         clip: The smallest clipping ratio that is worth a try.
+        dtype: Torch's dtype for a code in a byte of its own.
     """
 
     name: str
@@ -39,11 +48,21 @@ class ValueType:
     least: float
     most: float
     clip: float
+    dtype: torch.dtype
 
     @property
     def clips(self) -> tuple[float, ...]:
         """Clipping ratios: of the scale that holds the largest weight, shares to be tried."""
         return tuple(self.clip ** (i / (_CLIPS - 1)) for i in range(_CLIPS))
+
+    @property
+    def is_integer(self) -> bool:
+        return not self.dtype.is_floating_point
+
+    @property
+    def shares_bytes(self) -> bool:
+        """Whether a byte holds two codes."""
+        return self.bits < 8
 
     def code_bytes(self, entries: int) -> int:
         """Bytes that the codes of so many entries take."""
@@ -52,37 +71,54 @@ class ValueType:
     def round(self, numbers: Tensor) -> Tensor:
         """The nearest codes to some float32 numbers, as float32 numbers; ties to even."""
         clipped = numbers.clamp(self.least, self.most)
-        if self.name == "fp8_e4m3":
-            return clipped.to(torch.float8_e4m3fn).float()
-        return clipped.round()
+        return clipped.round() if self.is_integer else clipped.to(self.dtype).float()
 
     def encode(self, numbers: Tensor) -> Tensor:
         """Bits of codes [rows, entries] given as numbers: uint8 [rows, code_bytes(entries)]."""
-        if self.name == "fp8_e4m3":
-            codes = torch.where(numbers == 0, 0.0, numbers)  # there is no -0
-            return codes.to(torch.float8_e4m3fn).view(torch.uint8)
-        codes = numbers.to(torch.int8).view(torch.uint8)
-        if self.bits == 8:
+        if not self.is_integer:
+            numbers = torch.where(numbers == 0, 0.0, numbers)  # there is no -0
+        codes = numbers.to(self.dtype).view(torch.uint8)
+        if not self.shares_bytes:
             return codes
-        return join_nibbles(F.pad(codes & 15, (0, codes.shape[1] % 2)))
+        return join_nibbles(F.pad(codes, (0, codes.shape[1] % 2)))
 
     def decode(self, codes: Tensor, entries: int) -> Tensor:
         """The inverse of `encode`: float16 numbers [rows, entries], which hold every code."""
-        if self.name == "fp8_e4m3":
-            return codes.view(torch.float8_e4m3fn).to(torch.float16)
-        if self.bits == 8:
-            return codes.view(torch.int8).to(torch.float16)
-        return (split_nibbles(codes)[:, :entries] ^ 8).to(torch.float16) - 8
+        return self.numbers(self.spread(codes, entries))
+
+    def spread(self, codes: Tensor, entries: int) -> Tensor:
+        """Codes as `encode` gives them, a byte each: uint8 [..., entries] of `dtype`'s bits."""
+        if not self.shares_bytes:
+            return codes
+        return (split_nibbles(codes)[..., :entries] ^ 8) - 8
+
+    def numbers(self, codes: Tensor) -> Tensor:
+        """Codes in bytes of their own, as float16 numbers.
+
+        Args:
+            codes: uint8 [..., entries], of `dtype`'s bits.
+        """
+        return codes.view(self.dtype).to(torch.float16)
+
+    def magnitudes(self, codes: Tensor) -> Tensor:
+        """Bits of codes in bytes of their own, 0 for any zero."""
+        return codes if self.is_integer else codes & 0x7F
+
+    def has_nan(self, codes: Tensor) -> bool:
+        """Whether one of some codes in bytes of their own is no number."""
+        return not self.is_integer and bool((codes & 0x7F == 0x7F).any())
 
 
 VALUE_TYPES = {
     each.name: each
     for each in (
-        ValueType("fp8_e4m3", 8, -448, 448, clip=0.5),
-        ValueType("int8", 8, -128, 127, clip=0.7),
-        ValueType("int4", 4, -8, 7, clip=0.4),
+        ValueType("fp8_e4m3", 8, -448, 448, clip=0.5, dtype=torch.float8_e4m3fn),
+        ValueType("int8", 8, -128, 127, clip=0.7, dtype=torch.int8),
+        ValueType("int4", 4, -8, 7, clip=0.4, dtype=torch.int8),
     )
 }
+SMALLEST = min(VALUE_TYPES.values(), key=lambda values: values.bits)
+"""The type with the fewest bits."""
 
 
 def split_nibbles(codes: Tensor) -> Tensor:
@@ -90,9 +126,9 @@ def split_nibbles(codes: Tensor) -> Tensor:
     return torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
 
 
-def join_nibbles(nibbles: Tensor) -> Tensor:
-    """The inverse of `split_nibbles`."""
-    return nibbles[..., ::2] | nibbles[..., 1::2] << 4
+def join_nibbles(codes: Tensor) -> Tensor:
+    """The inverse of `split_nibbles`, of the low nibbles of some bytes."""
+    return codes[..., ::2] & 15 | codes[..., 1::2] << 4
 
 
 def scale_dtype(dtype: torch.dtype, group: int | None) -> torch.dtype:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import Plan
-from ..form import RuntimeForm
+from ...values.types import SMALLEST
+from ..form import PatternFormat
 from ..options import PatternOptions, options_of, unpack_positions
 from . import reference
 from .ops import ops
@@ -27,12 +28,15 @@ from .panels import (
 )
 
 
-class NMPanels(RuntimeForm):
+class NMPanels(PatternFormat):
     name = "nm_panels"
     in_words = "N:M patterns, panels for CPUs"
+    on_disk = False
     dtypes = DTYPES
     holds = f"vectors of a multiple of {ROWS} rows"
-    tensor_names = ("values", "columns", "scales")
+    streams = ("values", "columns")
+    tensor_names = (*streams, "scales")
+    linear_op = ops.nm_panels_linear
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
@@ -40,7 +44,7 @@ class NMPanels(RuntimeForm):
 
     def examples(self) -> tuple[Scheme, ...]:
         options = {"n": 3, "m": 8, "vector_length": 32}
-        codes = {**options, "values": "int4", "group": 32}
+        codes = {**options, "values": SMALLEST.name, "group": 32}
         native = (self.scheme(dtype, options) for dtype in self.dtypes)
         return (*native, self.scheme(torch.bfloat16, codes))
 
@@ -94,29 +98,16 @@ class NMPanels(RuntimeForm):
         )
         return weight.to(packed.device)
 
-    def multiply(
+    def told(
         self,
-        x: Tensor,
         scheme: Scheme,
-        shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
         bias: Tensor | None,
         plan: Plan | None,  # there is one implementation
-    ) -> Tensor:
-        options = options_of(scheme)
-        codes: tuple[Any, ...] = ()
-        if options.value_type is not None:
-            codes = (tensors["scales"], options.values, options.group_entries or 0)
-        return ops.nm_panels_linear(
-            x,
-            tensors["values"],
-            tensors["columns"],
-            shape[0],
-            options.vector_length,
-            scheme.dtype_number,
-            bias,
-            *codes,
-        )
+    ) -> tuple[Any, ...]:
+        options, scales = options_of(scheme), tensors.get("scales")
+        codes = () if scales is None else (scales, options.values, options.group_entries or 0)
+        return (options.vector_length, scheme.dtype_number, bias, *codes)
 
     def check(self, packed: PackedWeight) -> None:
         options, (rows, cols) = options_of(packed.scheme), packed.shape

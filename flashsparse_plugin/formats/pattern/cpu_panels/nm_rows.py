@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import Plan
 from ...values.dtypes import bits_as
-from ..form import RuntimeForm
+from ...values.types import SMALLEST
+from ..form import PatternFormat
 from ..options import PatternOptions, options_of, pack_positions, unpack_positions
 from . import reference
 from .ops import ops
@@ -30,12 +31,14 @@ from .panels import (
 )
 
 
-class NMRows(RuntimeForm):
+class NMRows(PatternFormat):
     name = "nm_rows"
     in_words = "N:M patterns, rows for CPUs"
+    on_disk = False
     dtypes = DTYPES
     holds = f"codes (values other than native) in vectors of fewer than {ROWS} rows"
-    tensor_names = ("values", "positions", "scales")
+    tensor_names = streams = ("values", "positions", "scales")
+    linear_op = ops.nm_rows_linear
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
@@ -44,7 +47,7 @@ class NMRows(RuntimeForm):
     def examples(self) -> tuple[Scheme, ...]:
         return (
             self.scheme(torch.bfloat16, {"n": 2, "m": 4, "values": "int8"}),
-            self.scheme(torch.float16, {"n": 2, "m": 4, "values": "int4", "group": 32}),
+            self.scheme(torch.float16, {"n": 2, "m": 4, "values": SMALLEST.name, "group": 32}),
             self.scheme(torch.float32, {"n": 3, "m": 8, "vector_length": 4, "values": "fp8_e4m3"}),
         )
 
@@ -88,29 +91,16 @@ class NMRows(RuntimeForm):
         )
         return weight.to(packed.device)
 
-    def multiply(
+    def told(
         self,
-        x: Tensor,
         scheme: Scheme,
-        shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
         bias: Tensor | None,
         plan: Plan | None,  # there is one implementation
-    ) -> Tensor:
+    ) -> tuple[Any, ...]:
         options = options_of(scheme)
-        return ops.nm_rows_linear(
-            x,
-            tensors["values"],
-            tensors["positions"],
-            tensors["scales"],
-            shape[0],
-            options.n,
-            options.m,
-            scheme.dtype_number,
-            options.values,
-            options.group or 0,
-            bias,
-        )
+        own, group = scheme.dtype_number, options.group or 0
+        return (options.n, options.m, own, options.values, group, bias)
 
     def check(self, packed: PackedWeight) -> None:
         """Panel by panel: positions of all of them would take more memory than the weight."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ....packed import PackedWeight, Scheme
+from ...values.reference import bits_in, bits_of, bytes_of, numbers_of
 from ...values.types import VALUE_TYPES, quantise
 
 
@@ -50,7 +51,8 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     if scales is None:
         integer = {2: torch.int16, 4: torch.int32}[weight.itemsize]
         return {"values": by_16(values).view(integer), **places}
-    return {"values": code_bits(by_16(values), name), **places, "scales": by_16(scales)}
+    held = bytes_of(bits_of(values, name), name)
+    return {"values": by_16(held), **places, "scales": by_16(scales)}
 
 
 def unpack(packed: PackedWeight) -> Tensor:
@@ -62,7 +64,8 @@ def unpack(packed: PackedWeight) -> Tensor:
     if name == "native":
         panels = packed.tensors["values"].view(packed.dtype)
     else:
-        panels = code_numbers(packed.tensors["values"], name, kept)
+        rows_of_16 = packed.tensors["values"].transpose(1, 2)
+        panels = numbers_of(bits_in(rows_of_16, name), name)[..., :kept].transpose(1, 2)
         group = torch.arange(kept) // n * m // width  # of every entry
         panels = (panels * packed.tensors["scales"].float()[:, group]).to(packed.dtype)
     weight = torch.zeros(rows, cols + m, dtype=packed.dtype)
@@ -84,30 +87,6 @@ def by_16(rows: Tensor) -> Tensor:
     padded = torch.zeros(-(-len(rows) // 16) * 16, rows.shape[1], dtype=rows.dtype)
     padded[: len(rows)] = rows
     return torch.stack([panel.T for panel in padded.split(16)]).contiguous()
-
-
-def code_bits(numbers: Tensor, name: str) -> Tensor:
-    """Codes [panels, entries, 16] given as numbers, as uint8 [panels, steps, 16]."""
-    if name == "fp8_e4m3":
-        return numbers.to(torch.float8_e4m3fn).view(torch.uint8)
-    codes = numbers.to(torch.int64)
-    if name == "int8":
-        return (codes % 256).to(torch.uint8)
-    steps = torch.zeros(len(codes), -(-codes.shape[1] // 2), 16, dtype=torch.int64)
-    for entry in range(codes.shape[1]):
-        steps[:, entry // 2] += codes[:, entry] % 16 * 16 ** (entry % 2)
-    return steps.to(torch.uint8)
-
-
-def code_numbers(steps: Tensor, name: str, kept: int) -> Tensor:
-    """The inverse of `code_bits`: float32 [panels, kept, 16]."""
-    if name == "fp8_e4m3":
-        return steps.view(torch.float8_e4m3fn).float()
-    if name == "int8":
-        return torch.where(steps > 127, steps.long() - 256, steps.long()).float()
-    entries = [steps[:, entry // 2].long() // 16 ** (entry % 2) % 16 for entry in range(kept)]
-    nibbles = torch.stack(entries, 1)
-    return torch.where(nibbles > 7, nibbles - 16, nibbles).float()
 
 
 def _position_bits(m: int) -> int:

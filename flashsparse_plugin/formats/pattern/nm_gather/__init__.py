@@ -14,36 +14,37 @@ import torch
 from torch import Tensor
 
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
-from ....plan import Plan
-from ...values.types import require_scales
-from ..form import RuntimeForm
+from ...values.quantization import SCALE, quantization_of
+from ...values.types import SMALLEST
+from ..form import UNPACKING, PatternFormat
 from ..options import PatternOptions, options_of, store, store_codes, value_arguments
 from . import reference
-from .layout import LANE_BITS, PAIR, Layout, panel_columns, value_bits
+from .layout import LANE_BITS, PAIR, Layout, has_scales, panel_columns, value_bits
 from .ops import ops
 
 
-class NMGather(RuntimeForm):
+class NMGather(PatternFormat):
     name = "nm_gather"
     in_words = "N:M that rows share, GPU"
     planner = "nm_gather"
+    on_disk = False
     holds = (
-        "vectors of 8 rows or more, of 16 with values=fp8_e4m3 or int8 and one scale a row, or of "
-        "32 with values=int4 and scales by groups, in windows of which the fewest with a multiple "
-        "of 16 kept columns are not wider than 256 columns or a group"
+        "vectors of 8 rows or more, of 16 with codes of 8 bits and one scale a row, or of 32 with "
+        "codes of 4 bits and scales by groups, in windows of which the fewest with a multiple of "
+        "16 kept columns are not wider than 256 columns or a group"
     )
     sparse = "kernels that gather x by ldmatrix"
-    reading = 2.6  # fitted to nm_prompts.csv: values go to their columns one by one
-    tensor_names = ("gather_values", "gather_index", "weight_scale")
+    unpacking = (UNPACKING, 2.6)  # fitted to nm_prompts.csv: values go to columns one by one
+    streams = ("gather_values", "gather_index")
+    tensor_names = (*streams, SCALE)
+    linear_op = ops.nm_gather_linear
+    limits = 1
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
         whole_lanes = options.vector_length * value_bits(options) >= LANE_BITS
-        return (
-            whole_lanes
-            and panel_columns(options) > 0
-            and (options.group is not None) == (options.values == "int4")
-        )
+        by_group = options.group is not None
+        return whole_lanes and panel_columns(options) > 0 and by_group == has_scales(options)
 
     def examples(self) -> tuple[Scheme, ...]:
         patterns: tuple[Mapping[str, int | str], ...] = (
@@ -52,7 +53,7 @@ class NMGather(RuntimeForm):
             {"n": 3, "m": 12, "vector_length": 16},  # panels of 192 columns and 3 steps
             {"n": 8, "m": 32, "vector_length": 32, "values": "fp8_e4m3"},
             {"n": 2, "m": 4, "vector_length": 16, "values": "int8"},
-            {"n": 8, "m": 32, "vector_length": 32, "values": "int4", "group": 128},
+            {"n": 8, "m": 32, "vector_length": 32, "values": SMALLEST.name, "group": 128},
         )
         return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)
 
@@ -64,22 +65,22 @@ class NMGather(RuntimeForm):
             "gather_index": TensorSpec(torch.uint8, (layout.groups, layout.pairs, PAIR)),
         }
         if options.value_type and options.group is None:
-            specs["weight_scale"] = TensorSpec(torch.float32, (shape[0], 1))
+            specs[SCALE] = TensorSpec(torch.float32, (shape[0], 1))
         return specs
 
     def arrange(
         self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
         made = self._layout(scheme, shape).arrange(
-            stored["weight_packed"], stored["weight_index"], stored.get("weight_scale")
+            stored["weight_packed"], stored["weight_index"], stored.get(SCALE)
         )
-        tensors = dict(zip(self.tensor_names[:2], made, strict=True))
-        if "weight_scale" in self.tensors(scheme, shape):
-            tensors["weight_scale"] = stored["weight_scale"]
+        tensors = dict(zip(self.streams, made, strict=True))
+        if SCALE in self.tensors(scheme, shape):
+            tensors[SCALE] = stored[SCALE]
         return PackedWeight(scheme, shape, tensors)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
-        values, index = map(packed.tensors.get, self.tensor_names[:2])
+        values, index = map(packed.tensors.get, self.streams)
         return ops.nm_gather_unpack(
             *(values, index, *packed.shape, *options_of(packed.scheme).numbers, packed.dtype),
             *value_arguments(packed.scheme, packed.tensors),
@@ -90,57 +91,29 @@ class NMGather(RuntimeForm):
         if options.value_type is None:
             return store(self.unpack(packed), options)
         bits = layout.spread(packed.tensors["gather_values"], packed.tensors["gather_index"])
-        return store_codes(layout.numbers(bits), self._scales(packed), options)
+        return store_codes(options.value_type.numbers(bits), self._scales(packed), options)
 
     def _scales(self, packed: PackedWeight) -> Tensor:
         """As nm_vector stores them."""
-        if "weight_scale" in packed.tensors:
-            return packed.tensors["weight_scale"]
+        if SCALE in packed.tensors:
+            return packed.tensors[SCALE]
         layout = self._layout(packed.scheme, packed.shape)
         return layout.scales(packed.tensors["gather_values"], packed.dtype)
 
-    def multiply(
-        self,
-        x: Tensor,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        plan: Plan | None,
-    ) -> Tensor:
-        return ops.nm_gather_linear(
-            x,
-            tensors["gather_values"],
-            tensors["gather_index"],
-            shape[0],
-            *options_of(scheme).numbers,
-            scheme.dtype_number,
-            bias,
-            None if plan is None else plan.sparse_tokens,
-            *value_arguments(scheme, tensors),
-        )
-
     def check(self, packed: PackedWeight) -> None:
-        values, index = (packed.tensors[name].detach() for name in self.tensor_names[:2])
+        values, index = (packed.tensors[name].detach() for name in self.streams)
         complaint = self._layout(packed.scheme, packed.shape).complaint(values, index)
         if complaint:
             raise FormatError(complaint)
-        value_type = options_of(packed.scheme).value_type
-        if value_type:
-            require_scales(self._scales(packed), value_type, packed.dtype)
+        found = quantization_of(packed.scheme)
+        if found is not None:
+            found.require_scales(self._scales(packed), packed.dtype)
 
     def nonzeros(self, packed: PackedWeight) -> int:
-        layout, codes = (
-            self._layout(packed.scheme, packed.shape),
-            options_of(packed.scheme).value_type,
-        )
-
-        def numbers(units: Tensor) -> Tensor:
-            rows = layout.from_fragments(units).flatten(1)
-            return layout.numbers(rows) if codes else rows & 0x7FFF
-
+        layout = self._layout(packed.scheme, packed.shape)
         units = packed.tensors["gather_values"].split(1 << 10)
-        return sum(int(numbers(some).count_nonzero()) for some in units)
+        found = (layout.magnitudes(layout.from_fragments(some)) for some in units)
+        return sum(int(each.count_nonzero()) for each in found)
 
     def _layout(self, scheme: Scheme, shape: tuple[int, int]) -> Layout:
         return Layout(self.require_fit(scheme, shape), shape)

@@ -16,17 +16,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...values.dtypes import magnitudes
-from ...values.types import scale_count, split_nibbles, spread_scales
+from ...values.types import scale_count, spread_scales
 from ..options import PatternOptions, unpack_positions
-from . import int4
+from . import nibbles
 
 STEP, PAIR = 16, 32  # kept columns: the depth of one mma, and what a warp loads at a time
 REACH, BLOCK = 256, 32  # rows of x that an index byte reaches; columns that `x_row` permutes
 SLAB = 1 << 26  # elements of a weight that are worked on at a time
 LANE_BITS = 128  # that a lane loads at a time
 # In which order the 8 values of a lane in a fragment lie: by dimensions 2, 6 and 8 of the view in
-# `Layout.to_fragments`, which are 8 rows, 8 entries and 1 entry apart.
-ORDERS = {"native": (6, 2, 8), "fp8_e4m3": (6, 2, 8), "int8": (6, 8, 2), "int4": (8, 6, 2)}
+# `Layout.to_fragments`, which are 8 rows, 8 entries and 1 entry apart. Of floating values, and of
+# integer codes by their bits.
+ORDER, INTEGER_ORDERS = (6, 2, 8), {8: (6, 8, 2), 4: (8, 6, 2)}
 
 
 def x_row(column: Tensor) -> Tensor:
@@ -42,6 +43,11 @@ def column_of(x_row: Tensor) -> Tensor:
 def value_bits(options: PatternOptions) -> int:
     """Bits of a stored value."""
     return options.value_type.bits if options.value_type else 16
+
+
+def has_scales(options: PatternOptions) -> bool:
+    """Whether scales lie beside the values: of codes that share a byte."""
+    return options.value_type is not None and options.value_type.shares_bytes
 
 
 def panel_columns(options: PatternOptions) -> int:
@@ -113,9 +119,9 @@ class Layout:
 
     @property
     def pair_values(self) -> int:
-        """Elements of gather_values for a unit and pair: values, then, of int4, scales."""
+        """Elements of gather_values for a unit and pair: values, and scales of nibbles."""
         count = self.unit_rows * PAIR
-        return count if value_bits(self.options) > 4 else count // 2 + self.unit_rows * 2 * 2
+        return count // 2 + self.unit_rows * 2 * 2 if has_scales(self.options) else count
 
     @property
     def pairs(self) -> int:
@@ -173,20 +179,21 @@ class Layout:
         """Makes gather_values and gather_index of the storage tensors of nm_vector.
 
         Args:
-            weight_packed: Value bits, int16, or codes, uint8: [out_features, kept], or half as many
-                bytes of int4.
+            weight_packed: Value bits, int16 [out_features, kept], or codes, uint8 [out_features,
+                bytes].
             weight_index: uint8 [groups, bytes].
-            weight_scale: [out_features, groups of columns], of a 16-bit dtype: of int4.
+            weight_scale: [out_features, groups of columns], of a 16-bit dtype, of codes that have
+                their scales beside them.
         """
-        of_nibbles = value_bits(self.options) == 4
+        codes = self.options.value_type
         values = weight_packed.new_empty(self.units, self.pairs, self.pair_values)
         index = weight_index.new_empty(self.groups, self.pairs, PAIR)
         entries, length = self.pairs * PAIR, self.options.vector_length
         for groups, units, rows in self.slabs():
             order, index[groups] = self.order(weight_index[groups])
             stored = weight_packed[rows]
-            if of_nibbles:
-                stored = split_nibbles(stored)[:, : self.options.kept(self.shape[1])]
+            if codes is not None:
+                stored = codes.spread(stored, self.options.kept(self.shape[1]))
             missing = len(order) * length - len(stored)
             padded = F.pad(stored, (0, entries - stored.shape[1], 0, missing))
             taken = padded.view(-1, length, entries).gather(
@@ -194,18 +201,24 @@ class Layout:
             )
             own = taken.view(-1, self.unit_rows, entries)[: units.stop - units.start]
             fragments = self.to_fragments(own)
-            if of_nibbles:
+            if has_scales(self.options):
                 assert weight_scale is not None
                 steps = self.panel_entries // STEP
-                fragments = int4.to_pairs(fragments, weight_scale[rows], steps)
+                fragments = nibbles.to_pairs(fragments, weight_scale[rows], steps)
             values[units] = fragments
         return values, index
 
     def scales(self, gather_values: Tensor, dtype: torch.dtype) -> Tensor:
-        """The scales that int4 pairs hold: [out_features, groups of columns] of the dtype."""
-        scales = int4.scales_of(gather_values, self.panel_entries // STEP, dtype)
+        """The scales that lie beside values: [out_features, groups of columns] of the dtype."""
+        scales = nibbles.scales_of(gather_values, self.panel_entries // STEP, dtype)
         count = scale_count(self.shape[1], self.options.group)
         return scales[: self.shape[0], :count].contiguous()
+
+    @property
+    def lane_order(self) -> tuple[int, int, int]:
+        """In which order the 8 values of a lane lie."""
+        codes = self.options.value_type
+        return INTEGER_ORDERS[codes.bits] if codes is not None and codes.is_integer else ORDER
 
     def to_fragments(self, rows: Tensor) -> Tensor:
         """[units, unit_rows, entries] in the order of A fragments."""
@@ -213,7 +226,7 @@ class Layout:
             view = rows.view(-1, 8, self.pairs, 2, 2, 4, 2).permute(0, 2, 1, 5, 3, 4, 6)
         else:
             parts = rows.view(-1, self.unit_rows // 16, 2, 8, self.pairs, 2, 2, 4, 2)
-            lanes = parts.permute(0, 4, 5, 1, 3, 7, *ORDERS[self.options.values])
+            lanes = parts.permute(0, 4, 5, 1, 3, 7, *self.lane_order)
             # Fragments; of those together, lanes first, then the fragments of each, then values.
             view = lanes.flatten(2, 3).unflatten(2, (-1, self.together)).movedim(3, 5)
         return view.flatten(2)
@@ -223,13 +236,15 @@ class Layout:
         if self.unit_rows == 8:
             view = values.view(-1, self.pairs, 8, 4, 2, 2, 2).permute(0, 2, 1, 4, 5, 3, 6)
         else:
-            if value_bits(self.options) == 4:
-                values = split_nibbles(values[:, :, : int4.CODE_BYTES])
+            if has_scales(self.options):
+                values = values[:, :, : nibbles.CODE_BYTES]
+            if self.options.value_type is not None:
+                values = self.options.value_type.spread(values, self.unit_rows * PAIR)
             lanes = values.reshape(
                 -1, self.pairs, self.unit_rows // 8 // self.together, 8, 4, self.together, 2, 2, 2
             )
             fragments = lanes.movedim(5, 3).flatten(2, 3).unflatten(2, (2, -1))
-            rows, halves, entries = (6 + ORDERS[self.options.values].index(d) for d in (2, 6, 8))
+            rows, halves, entries = (6 + self.lane_order.index(d) for d in (2, 6, 8))
             view = fragments.permute(0, 3, rows, 4, 1, 2, halves, 5, entries)
         return view.reshape(-1, self.unit_rows, self.pairs * PAIR)
 
@@ -257,9 +272,9 @@ class Layout:
                 return "gather_values has values for columns beyond the weight's"
             if bool(nonzero.flatten(0, 1)[rows.stop - rows.start :].any()):
                 return "gather_values has values for rows beyond the weight's"
-            if self.options.values == "fp8_e4m3" and bool((own & 0x7F).eq(0x7F).any()):
+            if self.options.value_type is not None and self.options.value_type.has_nan(own):
                 return "gather_values has a code that is NaN"
-        if value_bits(self.options) == 4 and self.scales_differ(gather_values):
+        if has_scales(self.options) and self.scales_differ(gather_values):
             return (
                 "gather_values has other scales for the steps of a group, or some beyond the edge"
             )
@@ -267,14 +282,13 @@ class Layout:
 
     def magnitudes(self, bits: Tensor) -> Tensor:
         """Bits of values or codes without their sign, by which 0 and -0 are the same."""
-        if self.options.value_type is None:
-            return magnitudes(bits)
-        return bits & 0x7F if self.options.values == "fp8_e4m3" else bits
+        codes = self.options.value_type
+        return magnitudes(bits) if codes is None else codes.magnitudes(bits)
 
     def scales_differ(self, gather_values: Tensor) -> bool:
         """Whether copies of a scale differ, or one is not zero where there is no weight."""
         steps = self.panel_entries // STEP
-        copies = int4.scales_of(gather_values, 1, torch.int16).unflatten(1, (-1, steps))
+        copies = nibbles.scales_of(gather_values, 1, torch.int16).unflatten(1, (-1, steps))
         held = copies[..., :1].clone()
         held[self.shape[0] :] = 0
         held[:, scale_count(self.shape[1], self.options.group) :] = 0
@@ -290,23 +304,15 @@ class Layout:
         weight_scale: Tensor | None = None,
     ) -> Tensor:
         """The dense weight."""
-        bits = self.spread(gather_values, gather_index)
-        if self.options.value_type is None:
+        bits, codes = self.spread(gather_values, gather_index), self.options.value_type
+        if codes is None:
             return bits.view(dtype)
         scales = self.scales(gather_values, dtype) if weight_scale is None else weight_scale
         weight = bits.new_empty(self.shape, dtype=dtype)
         for _, _, rows in self.slabs():
             spread = spread_scales(scales[rows].float(), self.shape[1], self.options.group)
-            weight[rows] = (self.numbers(bits[rows]).float() * spread).to(dtype)
+            weight[rows] = (codes.numbers(bits[rows]).float() * spread).to(dtype)
         return weight
-
-    def numbers(self, codes: Tensor) -> Tensor:
-        """Codes of `spread` as float16 numbers."""
-        values = self.options.value_type
-        assert values is not None
-        if values.bits == 4:
-            return (codes ^ 8).to(torch.float16) - 8
-        return values.decode(codes, codes.shape[1])
 
     def spread(self, gather_values: Tensor, gather_index: Tensor) -> Tensor:
         """Value bits, or codes, by rows and columns, zeros included."""

@@ -34,8 +34,8 @@ def _(
     """Unpacks nm_gather to the dense weight [out_features, in_features] of `dtype`.
 
     Codes (`values` other than native) are multiplied by their scales in float32, and rounded:
-    fp8_e4m3 and int8 by weight_scale, float32 [out_features, 1]; int4 by those that gather_values
-    holds for `group` columns each.
+    those of 8 bits by weight_scale, float32 [out_features, 1], and those of 4 by the scales that
+    gather_values holds for `group` columns each.
     """
     return gather_values.new_empty(out_features, in_features, dtype=dtype)
 
@@ -81,8 +81,8 @@ def _(
     """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
 
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
-    Codes are as for nm_gather_unpack; the sparse kernels multiply sums of
-    fp8_e4m3 and int8 by the scales, and unpacked weights of int4.
+    Codes are as for nm_gather_unpack; the sparse kernels multiply sums of those of 8 bits by the
+    scales, and unpacked weights of those of 4.
 
     On CUDA up to sparse_tokens tokens are multiplied by the sparse kernels: 16 by one that reads x
     as it is (32 where values take more than 0.35 of the dense weight's bytes), more by one that

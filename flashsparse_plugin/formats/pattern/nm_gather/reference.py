@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ....packed import PackedWeight, Scheme
+from ...values.reference import BITS, bits_of, codes_of, numbers_of
 
 
 def _row(column: int) -> int:
@@ -49,7 +50,7 @@ def _place(unit_rows: int, row: int, entry: int, values: str) -> int:
     in_fragment = half * 4 + row // 8 % 2 * 2 + entry % 2
     if values == "native":
         return (fragment * 32 + lane) * 8 + in_fragment
-    if values == "int4":  # of nibbles
+    if BITS[values] == 4:  # of nibbles
         return lane * 32 + fragment * 8 + entry % 2 * 4 + half * 2 + row // 8 % 2
     if values == "int8":
         in_fragment = half * 4 + entry % 2 * 2 + row // 8 % 2
@@ -58,19 +59,12 @@ def _place(unit_rows: int, row: int, entry: int, values: str) -> int:
 
 def _codes(weight: Tensor, values: str, group: int) -> tuple[Tensor, Tensor]:
     """Bits of codes, and the scales of groups, of which the largest code is the largest one."""
-    most = {"fp8_e4m3": 448, "int8": 127, "int4": 7}[values]
-    scales, codes = [], []
-    for columns in weight.float().split(group, 1):
-        scale = columns.abs().amax(1, keepdim=True) / most
-        scale[scale == 0] = 1
-        scales.append(scale)
-        codes.append((columns / scale).to(torch.float8_e4m3fn if most == 448 else torch.int8))
-    bits = torch.cat([each.view(torch.uint8) for each in codes], 1)
-    return bits & 15 if values == "int4" else bits, torch.cat(scales, 1)
+    codes, scales = codes_of(weight, values, group)
+    return bits_of(codes, values).to(torch.uint8), scales
 
 
 def _pair_bytes(nibbles: Tensor, scales: Tensor, steps: int) -> Tensor:
-    """int4: nibbles [units, pairs, 1024] and the scales of rows and panels, as bytes."""
+    """Nibbles [units, pairs, 1024] and the scales of rows and panels, as bytes."""
     units, pairs, _ = nibbles.shape
     bits = scales.view(torch.int16).tolist()
     bytes_ = torch.zeros(units, pairs, 640, dtype=torch.uint8)
@@ -137,7 +131,8 @@ def unpack(packed: PackedWeight) -> Tensor:
     (panel, steps), unit_rows = _panel(n, m, group), min(length, 32)
     values, index = packed.tensors["gather_values"], packed.tensors["gather_index"]
     held, scales = [], torch.zeros(packed.shape).tolist()
-    if kind == "int4":
+    nibbles = BITS[kind] == 4
+    if nibbles:
         held = values[:, :, 512:].contiguous().view(packed.dtype).tolist()
         values = torch.stack((values & 15, values >> 4), 3).flatten(2)
     column_at = {_row(column): column for column in range(packed.shape[1] + 512)}
@@ -151,13 +146,11 @@ def unpack(packed: PackedWeight) -> Tensor:
             column = column_at[begin + at_row]
             if column < packed.shape[1]:
                 line[column] = units[unit][pair][_place(unit_rows, inside, entry, kind)]
-                if kind == "int4":
+                if nibbles:
                     at = inside % 8 * 8 + entry // 16 * 4 + inside // 8
                     scales[row][column] = held[unit][pair][at]
     weight = torch.tensor(lines, dtype=values.dtype)
     if kind == "native":
         return weight.view(packed.dtype)
-    codes = weight.view(torch.float8_e4m3fn if kind == "fp8_e4m3" else torch.int8).float()
-    if kind == "int4":
-        codes = (codes + 8) % 16 - 8
+    codes = numbers_of(weight, kind)
     return (codes * packed.tensors.get("weight_scale", torch.tensor(scales))).to(packed.dtype)

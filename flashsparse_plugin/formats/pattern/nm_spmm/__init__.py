@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ....gpu import LAUNCH, LIBRARY_FIXED, LIBRARY_MEMORY, Gpu
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
-from ....plan import LIBRARY, Plan
-from ..form import UNPACK_MEMORY, RuntimeForm
+from ..form import UNPACKING, PatternFormat
 from ..options import PatternOptions, options_of, store
 from . import reference
 from .analysis import ITEMSIZE
@@ -26,17 +25,20 @@ from .ops import ops
 LIBRARY_REACH = 0.75  # share of the float32 peak that the library is taken to reach
 
 
-class NMSpmm(RuntimeForm):
+class NMSpmm(PatternFormat):
     name = "nm_spmm"
     in_words = "N:M of any kind, GPU"
     planner = "nm_spmm"
+    on_disk = False
     dtypes = (torch.float32,)
     holds = (
         "vectors of 4 rows or more, in windows of which the fewest with a multiple of 4 kept "
         "columns are not wider than 256 columns and keep 128 or fewer"
     )
     sparse = "NM-SpMM's kernel on CUDA cores"
-    tensor_names = ("spmm_values", "spmm_index", "spmm_columns", "spmm_packed")
+    tensor_names = streams = ("spmm_values", "spmm_index", "spmm_columns", "spmm_packed")
+    linear_op = ops.nm_spmm_linear
+    limits = 1
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
@@ -75,25 +77,6 @@ class NMSpmm(RuntimeForm):
         tensors = (packed.tensors[name] for name in self.tensor_names)
         return ops.nm_spmm_unpack(*tensors, *packed.shape, *pattern, packed.dtype)
 
-    def multiply(
-        self,
-        x: Tensor,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        plan: Plan | None,
-    ) -> Tensor:
-        return ops.nm_spmm_linear(
-            x,
-            *(tensors[name] for name in self.tensor_names),
-            shape[0],
-            *options_of(scheme).numbers,
-            scheme.dtype_number,
-            bias,
-            None if plan is None else plan.sparse_tokens,
-        )
-
     def check(self, packed: PackedWeight) -> None:
         tensors = (packed.tensors[name].detach() for name in self.tensor_names)
         complaint = self._layout(packed.scheme, packed.shape).complaint(*tensors)
@@ -104,19 +87,11 @@ class NMSpmm(RuntimeForm):
         values = packed.tensors["spmm_values"]
         return sum(int((block & 0x7FFFFFFF).count_nonzero()) for block in values)
 
-    def seconds(
-        self,
-        implementation: str,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        nbytes: int,
-        tokens: int,
-        gpu: Gpu,
+    def library_seconds(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> float:
-        if implementation != LIBRARY:
-            return super().seconds(implementation, scheme, shape, nbytes, tokens, gpu)
         dense = ITEMSIZE * shape[0] * shape[1]
-        unpack = LAUNCH + (nbytes + dense) / (UNPACK_MEMORY * gpu.memory)
+        unpack = LAUNCH + (nbytes + dense) / (UNPACKING * gpu.memory)
         arithmetic = 2.0 * tokens * shape[0] * shape[1] / (LIBRARY_REACH * gpu.float32_peak)
         return unpack + LIBRARY_FIXED + max(dense / (LIBRARY_MEMORY * gpu.memory), arithmetic)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ....packed import PackedWeight, Scheme
+from ...values.reference import bits_in, bits_of, bytes_of, codes_of, numbers_of
 
 
 def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
@@ -48,35 +49,14 @@ def _place(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     return torch.cat(values), torch.tensor(index, dtype=torch.uint8)
 
 
-MOST = {"fp8_e4m3": 448.0, "int8": 127.0, "int4": 7.0}
-
-
 def _pack_codes(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
-    name, group = scheme.values["values"], scheme.values.get("group") or weight.shape[1]
-    scales, codes = [], []
-    for columns in weight.float().split(group, 1):
-        scale = columns.abs().amax(1, keepdim=True) / MOST[name]
-        scale[scale == 0] = 1
-        scales.append(scale)
-        codes.append(columns / scale)
-    values, index = _place(torch.cat(codes, 1), scheme)
-    if name == "fp8_e4m3":
-        stored = values.to(torch.float8_e4m3fn).view(torch.uint8)
-    elif name == "int8":
-        stored = values.to(torch.int8).view(torch.uint8)
-    else:
-        rows = []
-        for row in values.to(torch.int64).tolist():
-            nibbles = [code % 16 for code in row] + [0] * (len(row) % 2)
-            rows.append(
-                [low + 16 * high for low, high in zip(nibbles[::2], nibbles[1::2], strict=True)]
-            )
-        stored = torch.tensor(rows, dtype=torch.uint8)
-    dtype = weight.dtype if scheme.values.get("group") else torch.float32
+    name, group = scheme.values["values"], scheme.values.get("group")
+    codes, scales = codes_of(weight, name, group)
+    values, index = _place(codes, scheme)
     return {
-        "weight_packed": stored,
+        "weight_packed": bytes_of(bits_of(values, name), name),
         "weight_index": index,
-        "weight_scale": torch.cat(scales, 1).to(dtype),
+        "weight_scale": scales.to(weight.dtype if group else torch.float32),
     }
 
 
@@ -86,15 +66,7 @@ def _values(packed: PackedWeight) -> Tensor:
     name = options.get("values", "native")
     if name == "native":
         return stored.view(packed.dtype)
-    if name == "fp8_e4m3":
-        codes = stored.view(torch.float8_e4m3fn).float()
-    elif name == "int8":
-        codes = stored.view(torch.int8).float()
-    else:
-        signed = [
-            [code - 16 * (code > 7) for code in (byte % 16, byte // 16)] for byte in range(256)
-        ]
-        codes = torch.tensor(signed)[stored.long()].flatten(1).float()
+    codes = numbers_of(bits_in(stored, name), name)
     kept = -(-packed.shape[1] // options["m"]) * options["n"]
     group = options.get("group") or packed.shape[1] * options["m"]
     scales = packed.tensors["weight_scale"].float()

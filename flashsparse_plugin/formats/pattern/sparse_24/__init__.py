@@ -3,7 +3,7 @@
 
 2:4, and whatever embeds in it: 1:4, 1:2, at most two of a longer window of whole fours. Values and
 positions lie as the instruction takes them: in 9 bits a weight, 5 with codes of 8 bits, 3.1 with
-int4. Never written to disk. The layout is in kernels/formats/sparse_24.h.
+ones of 4. Never written to disk. The layout is in kernels/formats/sparse_24.h.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torch.cuda import get_device_properties
 from ....gpu import Gpu
 from ....ops.plan import Product
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
-from ....plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan
-from ...values.types import require_scales
-from ..form import RuntimeForm
+from ....plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan, limits_of
+from ...values.quantization import SCALE, quantization_of
+from ...values.types import SMALLEST, VALUE_TYPES
+from ..form import PatternFormat
 from ..options import (
     PatternOptions,
     columns_used,
@@ -34,13 +35,17 @@ from . import layout, reference
 from .ops import ops
 
 
-class Sparse24(RuntimeForm):
+class Sparse24(PatternFormat):
     name = "sparse_24"
     in_words = "2:4 on sparse tensor cores, GPU"
     planner = "sparse_24"
+    on_disk = False
     holds = "patterns that keep at most two of every four aligned columns"
     sparse = "sparse tensor cores"
-    tensor_names = ("units", "weight_scale")
+    streams = ("units",)
+    tensor_names = (*streams, SCALE)
+    linear_op = ops.sparse_24_linear
+    limits = 2
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
@@ -51,11 +56,9 @@ class Sparse24(RuntimeForm):
             {"n": 2, "m": 4},
             {"n": 1, "m": 2, "vector_length": 4},
             {"n": 2, "m": 8, "vector_length": 2},
-            {"n": 2, "m": 4, "values": "fp8_e4m3"},
-            {"n": 2, "m": 4, "values": "int8"},
+            *({"n": 2, "m": 4, "values": name} for name in VALUE_TYPES),
             {"n": 2, "m": 4, "values": "int8", "group": 64},
-            {"n": 2, "m": 4, "values": "int4"},
-            {"n": 2, "m": 4, "values": "int4", "group": 128},
+            {"n": 2, "m": 4, "values": SMALLEST.name, "group": 128},
         )
         return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)
 
@@ -63,7 +66,7 @@ class Sparse24(RuntimeForm):
         own = layout.layout_of(options_of(scheme))
         specs = {"units": TensorSpec(torch.int32, (*layout.unit_grid(*shape), own.words))}
         if own.has_row_scales:
-            specs["weight_scale"] = TensorSpec(torch.float32, (shape[0], 1))
+            specs[SCALE] = TensorSpec(torch.float32, (shape[0], 1))
         return specs
 
     def arrange(
@@ -72,7 +75,7 @@ class Sparse24(RuntimeForm):
         options = self.require_fit(scheme, shape)
         tensors = {"units": layout.arrange(stored, shape, options)}
         if layout.layout_of(options).has_row_scales:
-            tensors["weight_scale"] = stored["weight_scale"]
+            tensors[SCALE] = stored[SCALE]
         return PackedWeight(scheme, shape, tensors)
 
     def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
@@ -84,8 +87,9 @@ class Sparse24(RuntimeForm):
     def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
         """Of a weight with codes: float16 numbers [out_features, in_features], and scales."""
         own = layout.layout_of(options_of(packed.scheme))
+        assert own.type is not None
         bits = layout.bits_of(packed.tensors["units"], packed.shape, own)
-        return layout.numbers(bits, own), self._scales(packed)
+        return own.type.numbers(bits), self._scales(packed)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
         return ops.sparse_24_unpack(
@@ -95,34 +99,13 @@ class Sparse24(RuntimeForm):
             *value_arguments(packed.scheme, packed.tensors),
         )
 
-    def multiply(
-        self,
-        x: Tensor,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        plan: Plan | None,
-    ) -> Tensor:
-        most, few = (None, None) if plan is None else (plan.sparse_tokens, plan.few_tokens)
-        return ops.sparse_24_linear(
-            x,
-            tensors["units"],
-            shape[0],
-            scheme.dtype_number,
-            bias,
-            most,
-            few,
-            *value_arguments(scheme, tensors),
-        )
-
     def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
         if device.type != "cuda":
             return False
         found = get_device_properties(device)  # which torch.compile takes for a constant
         return _multiplies_codes(options_of(scheme), (found.major, found.minor))
 
-    def multiply_rounded(
+    def multiply_codes(
         self,
         x: Tensor,
         scheme: Scheme,
@@ -131,19 +114,28 @@ class Sparse24(RuntimeForm):
         bias: Tensor | None,
         plan: Plan | None,
     ) -> Tensor:
-        """By a W8A8 kernel, if there is one.
+        """By a W8A8 kernel.
 
         int8 products are added exactly, so results do not depend on the batch, whichever kernel
         runs. fp8 products are added in an order that depends on the number of tokens.
         """
-        if x.dtype == scheme.dtype and self.multiplies_codes(scheme, x.device):
-            units, scales = tensors["units"], tensors["weight_scale"]
-            values = options_of(scheme).activations
-            few = None if plan is None else plan.few_tokens
-            return ops.sparse_24_linear_rounded(
-                x, units, scales, shape[0], scheme.dtype_number, values, bias, few
-            )
-        return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
+        units, scales = tensors["units"], tensors[SCALE]
+        values = options_of(scheme).activations
+        few = None if plan is None else plan.few_tokens
+        return ops.sparse_24_linear_rounded(
+            x, units, scales, shape[0], scheme.dtype_number, values, bias, few
+        )
+
+    def told(
+        self,
+        scheme: Scheme,
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> tuple[Any, ...]:
+        """Nothing of the pattern: units say which columns they keep."""
+        limits = limits_of(plan, self.limits)
+        return (scheme.dtype_number, bias, *limits, *value_arguments(scheme, tensors))
 
     def check(self, packed: PackedWeight) -> None:
         """No word is an address; but positions that do not rise are undefined behaviour of mma.
@@ -153,9 +145,9 @@ class Sparse24(RuntimeForm):
         """
         options, (rows, columns) = options_of(packed.scheme), packed.shape
         own, units = layout.layout_of(options_of(packed.scheme)), packed.tensors["units"]
-        values = options_of(packed.scheme).value_type
-        if values is not None:
-            require_scales(self._scales(packed), values, packed.dtype)
+        found = quantization_of(packed.scheme)
+        if found is not None:
+            found.require_scales(self._scales(packed), packed.dtype)
         for slab in layout.slabs(len(units) * layout.UNIT_ROWS, units.shape[1] * layout.UNIT_COLS):
             held = units[layout.unit_rows(slab)]
             lower, upper = layout.places_of(held, own).unbind(-1)
@@ -167,9 +159,7 @@ class Sparse24(RuntimeForm):
                 raise FormatError(
                     f"the two positions of row {row}, columns {column} to {column + 3}, do not rise"
                 )
-            if own.values == "fp8_e4m3" and bool(
-                (layout.values_of(held, own) & 0x7F == 0x7F).any()
-            ):
+            if found is not None and found.type.has_nan(layout.values_of(held, own)):
                 raise FormatError("units have a code that is NaN")
             kept = layout.kept_of(held, own)
             if bool(kept[:, columns:].any() | kept[max(rows - slab.start, 0) :].any()):
@@ -188,21 +178,20 @@ class Sparse24(RuntimeForm):
         found = 0
         for slab in layout.slabs(len(units), units.shape[1] * layout.UNIT_COLS):
             values = layout.values_of(units[slab], own)
-            kept = values & 0x7FFF if own.values == "native" else values
-            found += int(kept.count_nonzero())
+            found += int(layout.magnitudes_of(values, own).count_nonzero())
         return found
 
     def _scales(self, packed: PackedWeight) -> Tensor:
         """Scales of rows or groups, as nm_vector stores them."""
         own = layout.layout_of(options_of(packed.scheme))
         if own.has_row_scales:
-            return packed.tensors["weight_scale"]
+            return packed.tensors[SCALE]
         return layout.scales_of(packed.tensors["units"], packed.shape, own, packed.dtype)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         """One for rounded activations: the op chooses among its kernels for codes by itself."""
         known = super().implementations(scheme)
-        if options_of(scheme).activation_type:
+        if scheme.rounds_activations:
             return {SPARSE: known[SPARSE]}
         return {
             FEW: Implementation(None, "sparse tensor cores for few tokens: mma.sp"),
@@ -223,6 +212,6 @@ def _multiplies_codes(options: PatternOptions, capability: tuple[int, int]) -> b
     int8 on all; fp8 where tensor cores multiply it: by mma on 8.9 and 12, by wgmma on 9.0.
     Quantized values with group scales have none.
     """
-    if options.activation_type is None or options.group:
+    if options.activations == "native" or options.group:
         return False
     return options.activations == "int8" or capability in ((8, 9), (9, 0)) or capability[0] == 12

@@ -5,7 +5,7 @@ The layout is drawn in kernels/formats/sparse_24.h. Everything goes by slabs of 
 temporary tensors are bounded, whatever the weight.
 
 Between the two, values are `bits` [rows, columns], zeros included: int16 of native ones, uint8 of
-codes, int4 ones sign-extended to eight bits.
+codes, which have a byte each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...values.dtypes import bits_as, magnitudes
-from ...values.types import VALUE_TYPES, join_nibbles, split_nibbles, spread_scales
+from ...values.types import VALUE_TYPES, ValueType, join_nibbles, spread_scales
 from ..options import PatternOptions, unpack_positions
 
 UNIT_ROWS, UNIT_COLS = 16, 256
@@ -30,14 +30,12 @@ GROUPS = (32, 64, 128)
 
 # The dimensions of values by rows, as `_sizes` has them, by their number.
 _DOWN, _HALF_ROWS, _GROUP, _ACROSS, _VECTOR, _STEP, _HALF_COLS, _FOUR, _WHICH = range(9)
-# How a lane's values of a step lie, and how many steps are in its 16 bytes.
-_ORDERS = {
-    "native": (_HALF_COLS, _HALF_ROWS, _WHICH),
-    "fp8_e4m3": (_HALF_COLS, _HALF_ROWS, _WHICH),
-    "int8": (_HALF_COLS, _WHICH, _HALF_ROWS),
-    "int4": (_WHICH, _HALF_COLS, _HALF_ROWS),
+# How a lane's values of a step lie: floating ones, and integer codes by their bits.
+_ORDER = (_HALF_COLS, _HALF_ROWS, _WHICH)
+_INTEGER_ORDERS = {
+    8: (_HALF_COLS, _WHICH, _HALF_ROWS),
+    4: (_WHICH, _HALF_COLS, _HALF_ROWS),
 }
-_LANE_STEPS = {"native": 1, "fp8_e4m3": 2, "int8": 2, "int4": 4}
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class UnitLayout:
     """How a unit stores its values.
 
     Attributes:
-        values: The value type: "native", "fp8_e4m3", "int8" or "int4".
+        values: As the option of a scheme.
         group: Columns that share a scale in the unit; None: no scale is there.
     """
 
@@ -53,20 +51,26 @@ class UnitLayout:
     group: int | None = None
 
     @property
+    def type(self) -> ValueType | None:
+        """The type of codes; None where values are stored as they are."""
+        return VALUE_TYPES.get(self.values)
+
+    @property
     def has_kernels(self) -> bool:
         """Whether kernels know the values: codes may have scales of rows or of groups."""
-        by_group = self.values != "native" and self.group in GROUPS
-        return self.values in _ORDERS and (self.group is None or by_group)
+        if self.type is None:
+            return self.values == "native" and self.group is None
+        return self.group is None or self.group in GROUPS
 
     @property
     def has_row_scales(self) -> bool:
         """Whether codes have scales of rows, which lie elsewhere."""
-        return self.values != "native" and self.group is None
+        return self.type is not None and self.group is None
 
     @property
     def lane_steps(self) -> int:
         """Steps that 16 bytes of a lane hold."""
-        return _LANE_STEPS[self.values]
+        return 1 if self.type is None else 16 // self.type.bits
 
     @property
     def value_words(self) -> int:
@@ -81,7 +85,7 @@ class UnitLayout:
     @property
     def value_dtype(self) -> torch.dtype:
         """Of `bits`."""
-        return torch.int16 if self.values == "native" else torch.uint8
+        return torch.int16 if self.type is None else torch.uint8
 
 
 NATIVE = UnitLayout()
@@ -131,8 +135,8 @@ def arrange(
         positions = unpack_positions(weight_index[groups], kept, options.index_bits)
         columns = (positions + window).repeat_interleave(length, 0)[: slab.stop - slab.start]
         values = weight_packed[slab]
-        if layout.values == "int4":
-            values = (split_nibbles(values)[:, :kept] ^ 8) - 8
+        if layout.type is not None:
+            values = layout.type.spread(values, kept)
         bits = values.new_zeros(len(columns), max(width, kept // options.n * options.m))
         bits.scatter_(1, columns, values)
         parts = _units(bits[:, :width], two_of_four, layout)
@@ -158,21 +162,15 @@ def spread(
         layout: How units store their values.
         weight_scale: float32 [out_features, 1], where rows have scales.
     """
-    bits = bits_of(units, shape, layout)
-    if layout.values == "native":
+    bits, values = bits_of(units, shape, layout), layout.type
+    if values is None:
         return bits.view(dtype)
     scales = scales_of(units, shape, layout, dtype) if weight_scale is None else weight_scale
     weight = units.new_empty(shape, dtype=dtype)
     for slab in slabs(*shape):
         each = spread_scales(scales[slab].float(), shape[1], layout.group)
-        weight[slab] = (numbers(bits[slab], layout).float() * each).to(dtype)
+        weight[slab] = (values.numbers(bits[slab]).float() * each).to(dtype)
     return weight
-
-
-def numbers(bits: Tensor, layout: UnitLayout) -> Tensor:
-    """Codes as float16 numbers, of their `bits`."""
-    codes = VALUE_TYPES["int8" if layout.values == "int4" else layout.values]
-    return codes.decode(bits, bits.shape[1])
 
 
 def bits_of(units: Tensor, shape: tuple[int, int], layout: UnitLayout = NATIVE) -> Tensor:
@@ -209,12 +207,12 @@ def _all_scales(units: Tensor, layout: UnitLayout, dtype: torch.dtype) -> Tensor
 
 def kept_of(units: Tensor, layout: UnitLayout) -> Tensor:
     """Which elements of whole units are other than zero: bool [rows, columns]."""
-    bits = _bits(units, layout)
-    if layout.values == "native":
-        bits = magnitudes(bits)
-    elif layout.values == "fp8_e4m3":
-        bits = bits & 0x7F
-    return bits != 0
+    return magnitudes_of(_bits(units, layout), layout) != 0
+
+
+def magnitudes_of(bits: Tensor, layout: UnitLayout) -> Tensor:
+    """Value bits of which any zero has 0."""
+    return magnitudes(bits) if layout.type is None else layout.type.magnitudes(bits)
 
 
 def places_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
@@ -233,8 +231,8 @@ def values_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
     """Bits of the two values of every four columns: [down, across, 16, 64, 2]."""
     down, across, _ = units.shape
     values = bits_as(units[:, :, : layout.value_words], layout.value_dtype)
-    if layout.values == "int4":
-        values = (split_nibbles(values) ^ 8) - 8
+    if layout.type is not None:
+        values = layout.type.spread(values, values.shape[2] * 8 // layout.type.bits)
     order, sizes = _order(layout), _sizes(down, across, layout)
     lanes = values.view([sizes[dimension] for dimension in order])
     by_unit = (_DOWN, _ACROSS, _HALF_ROWS, _GROUP, _VECTOR, _STEP, _HALF_COLS, _FOUR, _WHICH)
@@ -256,14 +254,14 @@ def _units(bits: Tensor, two_of_four: Tensor, layout: UnitLayout) -> list[Tensor
     bits = F.pad(bits, (0, 0, 0, -len(bits) % UNIT_ROWS))
     down, across = len(bits) // UNIT_ROWS, bits.shape[1] // UNIT_COLS
     fours = bits.view(len(bits), -1, 4)
-    kept = (fours & 0x7FFF if layout.values == "native" else fours) != 0
+    kept = (magnitudes(fours) if layout.type is None else fours) != 0
     weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=bits.device)
     places = two_of_four[(kept * weights).sum(-1, dtype=torch.int32)]
     values = fours.where(kept, 0).gather(2, places)
     lanes = values.view(_sizes(down, across, layout)).permute(_order(layout))
     lanes = lanes.reshape(down, across, -1)
-    if layout.values == "int4":
-        lanes = join_nibbles(lanes & 15)
+    if layout.type is not None and layout.type.shares_bytes:
+        lanes = join_nibbles(lanes)
     nibbles = (places[..., 0] | places[..., 1] << 2).to(torch.int32)
     nibbles = nibbles.view(down, 2, 8, across, 4, 2, 2, 4)  # of two steps, step, half, four columns
     shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=bits.device)
@@ -287,7 +285,9 @@ def _sizes(down: int, across: int, layout: UnitLayout) -> tuple[int, ...]:
 
 def _order(layout: UnitLayout) -> tuple[int, ...]:
     """The order in which those dimensions lie in units."""
-    return (_DOWN, _ACROSS, _VECTOR, _GROUP, _FOUR, _STEP, *_ORDERS[layout.values])
+    values = layout.type
+    lane = _INTEGER_ORDERS[values.bits] if values is not None and values.is_integer else _ORDER
+    return (_DOWN, _ACROSS, _VECTOR, _GROUP, _FOUR, _STEP, *lane)
 
 
 def unit_rows(slab: slice) -> slice:

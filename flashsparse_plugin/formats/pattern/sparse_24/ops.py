@@ -15,7 +15,7 @@ from ....ops import ops
 from ....ops.packed_linear import linear_result, register_linear_autograd, register_unpacked_linear
 from ...values.activations import rounded_tokens
 from ...values.types import VALUE_TYPES
-from .layout import UnitLayout, bits_of, numbers, spread, unit_grid
+from .layout import UnitLayout, bits_of, spread, unit_grid
 
 __all__ = ["ops"]
 
@@ -65,7 +65,7 @@ def check_units(
 def _(units, out_features, in_features, dtype, weight_scale=None, values="native", group=0):
     """Unpacks sparse_24 to the dense weight [out_features, in_features] of `dtype`.
 
-    values is "native", "fp8_e4m3", "int8" or "int4"; codes become code x scale in float32, rounded.
+    values is the option of a scheme; codes become code x scale in float32, rounded.
     weight_scale, float32 [out_features, 1], is there for codes where group is 0; else units hold
     the scales of `group` columns, 32, 64 or 128.
     """
@@ -167,9 +167,9 @@ def _linear_rounded(
     few_tokens: int | None = None,
 ) -> Tensor:
     _check_rounded(x, units, weight_scale, out_features, weight_dtype, values)
-    own = UnitLayout(values)
-    codes = numbers(bits_of(units, (out_features, x.shape[-1]), own), own)
-    y = rounded_tokens(x, VALUE_TYPES[values]) @ (codes.double() * weight_scale.double()).T
+    own = VALUE_TYPES[values]
+    codes = own.numbers(bits_of(units, (out_features, x.shape[-1]), UnitLayout(values)))
+    y = rounded_tokens(x, own) @ (codes.double() * weight_scale.double()).T
     return (y if bias is None else y + bias.double()).to(x.dtype)
 
 

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from ....packed import PackedWeight, Scheme
-
-BITS = {"native": 16, "fp8_e4m3": 8, "int8": 8, "int4": 4}
-MOST = {"fp8_e4m3": 448.0, "int8": 127.0, "int4": 7.0}
+from ...values.reference import BITS, bits_of, codes_of, numbers_of
 
 
 class Four(NamedTuple):
@@ -36,7 +34,9 @@ def place(row: int, column: int, values: str = "native") -> Four:
     held = 16 // bits  # steps in 16 bytes
     two = []
     for e in range(2):
-        order = {"int8": 4 * part + 2 * e + half, "int4": 4 * e + i}.get(values, 2 * i + e)
+        order = (
+            4 * part + 2 * e + half if values == "int8" else 4 * e + i if bits == 4 else 2 * i + e
+        )
         bit = (step % held * 8 + order) * bits
         two.append((step // held * 128 + (4 * group + t) * 4 + bit // 32, bit % 32))
     giver = 4 * group + 2 * (step % 2) + part
@@ -47,18 +47,8 @@ def _codes(weight: Tensor, values: str, group: int | None) -> tuple[Tensor, Tens
     """Bits of a weight whose largest code of each scale is the largest there is, and scales."""
     if values == "native":
         return weight.view(torch.int16).long() & 0xFFFF, None
-    codes, scales = [], []
-    for columns in weight.float().split(group or weight.shape[1], 1):
-        scale = columns.abs().amax(1, keepdim=True) / MOST[values]
-        scale[scale == 0] = 1
-        scales.append(scale)
-        codes.append(columns / scale)
-    numbers = torch.cat(codes, 1)
-    if values == "fp8_e4m3":
-        bits = numbers.to(torch.float8_e4m3fn).view(torch.uint8).long()
-    else:
-        bits = numbers.long() % 256
-    return bits, torch.cat(scales, 1)
+    numbers, scales = codes_of(weight, values, group)
+    return bits_of(numbers, values), scales
 
 
 def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
@@ -116,11 +106,7 @@ def codes_and_scales(packed: PackedWeight) -> tuple[Tensor, Tensor]:
     options, (out_features, in_features) = packed.scheme.values, packed.shape
     name, group = options["values"], options.get("group")
     bits = _bits(packed, name)
-    if name == "fp8_e4m3":
-        codes = bits.to(torch.uint8).view(torch.float8_e4m3fn).float()
-    else:
-        half = 1 << BITS[name] - 1
-        codes = ((bits + half) % (2 * half) - half).float()
+    codes = numbers_of(bits, name)
     if group is None:
         return codes, packed.tensors["weight_scale"].expand(out_features, in_features)
     words, first = packed.tensors["units"].view(torch.int16), 2 * (64 * BITS[name] + 128)

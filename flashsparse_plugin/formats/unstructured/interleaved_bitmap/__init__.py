@@ -9,16 +9,14 @@ them. The bit layout is in kernels/formats/interleaved_bitmap.h.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ....packed import PackedWeight, Reference, Scheme, TensorSpec
-from ....plan import Plan
-from ...values.coded import SCALE, value_options
+from ....packed import Reference, Scheme, TensorSpec
 from ...values.dtypes import value_bits
+from ...values.quantization import SCALE
 from ..form import UnstructuredFormat
 from ..options import BitmapOptions
 from . import reference
@@ -30,52 +28,26 @@ class InterleavedBitmap(UnstructuredFormat):
     in_words = "unstructured zeros, CPU"
     version = 1
     on_disk = False
+    checks_as_it_reads = False
     Options = BitmapOptions
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     streams = ("values", "masks", "panel_offsets")
     tensor_names = (*streams, SCALE)
     reference: ClassVar[Reference] = reference
     ops: ClassVar[Any] = ops
+    linear_op = ops.interleaved_bitmap_linear
 
     def examples(self) -> tuple[Scheme, ...]:
         return (*super().examples(), self.scheme(torch.float16, {"values": "int8"}))
 
-    def stream_specs(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        panels, codes = -(-shape[0] // 16), value_options(scheme).value_type
-        stored = value_bits(scheme.dtype) if codes is None else torch.int8
-        return {
-            "values": TensorSpec(stored, (None,)),
-            "masks": TensorSpec(torch.int32, (panels, -(-shape[1] // 2))),
-            "panel_offsets": TensorSpec(torch.int64, (panels + 1,)),
-        }
-
-    def within_reach(self, tensor: Tensor) -> Tensor:
-        return tensor.cpu()
-
-    def multiply(
-        self,
-        x: Tensor,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        plan: Plan | None,  # there is one implementation
-    ) -> Tensor:
-        return ops.interleaved_bitmap_linear(
-            x,
-            tensors["values"],
-            tensors["masks"],
-            tensors["panel_offsets"],
-            shape[0],
-            scheme.dtype_number,
-            bias,
-            tensors.get(SCALE),
+    def stream_specs(self, scheme: Scheme, shape: tuple[int, int]) -> tuple[TensorSpec, ...]:
+        panels = -(-shape[0] // 16)
+        stored = value_bits(scheme.dtype) if scheme.quantization is None else torch.int8
+        return (
+            TensorSpec(stored, (None,)),
+            TensorSpec(torch.int32, (panels, -(-shape[1] // 2))),
+            TensorSpec(torch.int64, (panels + 1,)),
         )
 
-    def check(self, packed: PackedWeight) -> None:
-        self.check_scales(packed)
-        tensors = (packed.tensors[name].detach().cpu() for name in self.streams)
-        ops.interleaved_bitmap_validate(*tensors, *packed.shape)
-
-    def nonzeros(self, packed: PackedWeight) -> int:
-        return int(packed.tensors["panel_offsets"][-1])
+    def within_reach(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().cpu()

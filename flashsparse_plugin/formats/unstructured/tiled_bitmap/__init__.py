@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,14 +19,16 @@ from ....gpu import LAUNCH, LIBRARY_FIXED, LIBRARY_MEMORY, Gpu
 from ....ops.plan import Product
 from ....packed import Reference, Scheme
 from ....plan import FEW, LIBRARY, MANY, Implementation, Plan
-from ...values.coded import SCALE, value_options
+from ...values.quantization import SCALE, quantization_of
+from ..form import UnstructuredFormat
+from ..interleaved_bitmap import InterleavedBitmap
 from ..options import BitmapOptions
-from ..storage import UnstructuredStorage
+from ..pieces import Pieces
 from . import reference
 from .ops import ops
 
 
-class TiledBitmap(UnstructuredStorage):
+class TiledBitmap(UnstructuredFormat):
     name = "tiled_bitmap"
     in_words = "unstructured zeros"
     planner = "tiled_bitmap"
@@ -33,19 +36,26 @@ class TiledBitmap(UnstructuredStorage):
     Options = BitmapOptions
     streams = ("weight_packed", "unit_offsets")
     tensor_names = (*streams, SCALE)
-    piece, entry, entry_shape = (16, 256), "lines", (32,)
+    pieces = Pieces(16, 256, "lines", (32,))
+    on_cpu = InterleavedBitmap()
+    sparse = "the sparse kernel of tiled_bitmap"
     reference: ClassVar[Reference] = reference
     ops: ClassVar[Any] = ops
+    linear_op = ops.tiled_bitmap_linear
+    limits = 2
 
     def examples(self) -> tuple[Scheme, ...]:
         codes = ({"values": "int8"}, {"values": "int8", "activations": "int8"})
         return (*super().examples(), *(self.scheme(torch.bfloat16, each) for each in codes))
 
     def values_of(self, scheme: Scheme) -> tuple[int] | tuple[()]:
-        codes = value_options(scheme).value_type
-        return () if codes is None else (codes.bits,)
+        found = quantization_of(scheme)
+        return () if found is None else (found.type.bits,)
 
-    def multiply(
+    def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
+        return device.type == "cuda" and scheme.rounds_activations
+
+    def multiply_codes(
         self,
         x: Tensor,
         scheme: Scheme,
@@ -55,34 +65,13 @@ class TiledBitmap(UnstructuredStorage):
         plan: Plan | None,
     ) -> Tensor:
         lines, offsets = (tensors[name] for name in self.streams)
-        told = (None, None) if plan is None else (plan.sparse_tokens, plan.few_tokens)
-        scales = (tensors[SCALE],) if SCALE in tensors else ()  # each argument takes time
-        return ops.tiled_bitmap_linear(
-            x, lines, offsets, shape[0], scheme.dtype_number, bias, *told, *scales
+        told = None if plan is None else plan.sparse_tokens
+        return ops.tiled_bitmap_linear_rounded(
+            x, lines, offsets, tensors[SCALE], shape[0], scheme.dtype_number, "int8", bias, told
         )
 
-    def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
-        return device.type == "cuda" and value_options(scheme).activation_type is not None
-
-    def multiply_rounded(
-        self,
-        x: Tensor,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        plan: Plan | None,
-    ) -> Tensor:
-        if x.dtype == scheme.dtype and self.multiplies_codes(scheme, x.device):
-            lines, offsets = (tensors[name] for name in self.streams)
-            told = None if plan is None else plan.sparse_tokens
-            return ops.tiled_bitmap_linear_rounded(
-                x, lines, offsets, tensors[SCALE], shape[0], scheme.dtype_number, "int8", bias, told
-            )
-        return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
-
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
-        if value_options(scheme).value_type is not None:
+        if scheme.quantization is not None:
             return super().implementations(scheme)
         return {
             FEW: Implementation(None, "tiled_bitmap for few tokens: mma"),
@@ -93,22 +82,15 @@ class TiledBitmap(UnstructuredStorage):
     def product(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> Product:
-        options = value_options(scheme)
-        rounds = options.activation_type is not None
-        return Product(shape, tokens, nbytes, values=options.values, quantizes_x=rounds)
+        product = super().product(scheme, shape, nbytes, tokens, gpu)
+        return replace(product, quantizes_x=scheme.rounds_activations)
 
-    def seconds(
-        self,
-        implementation: str,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        nbytes: int,
-        tokens: int,
-        gpu: Gpu,
+    def library_seconds(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> float:
-        if implementation == LIBRARY and value_options(scheme).activation_type is not None:
+        if scheme.rounds_activations:
             return _rounded_library_seconds(shape, nbytes, tokens, gpu)
-        return super().seconds(implementation, scheme, shape, nbytes, tokens, gpu)
+        return super().library_seconds(scheme, shape, nbytes, tokens, gpu)
 
 
 # Of many tokens by codes of x, fitted to tiled_bitmap_prompts.csv of an H200: the share of the

@@ -6,37 +6,26 @@ The bit layout is in kernels/formats/tiled_csl.h and docs/formats.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from ....packed import Reference, Scheme
-from ....plan import Plan
-from ..storage import UnstructuredStorage
+from ....packed import Reference
+from ..form import UnstructuredFormat
+from ..interleaved_bitmap import InterleavedBitmap
+from ..pieces import Pieces
 from . import reference
 from .ops import ops
 
 
-class TiledCSL(UnstructuredStorage):
+class TiledCSL(UnstructuredFormat):
     name = "tiled_csl"
     in_words = "unstructured zeros, Tiled-CSL"
     planner = "tiled_csl"
     version = 1
     tensor_names = streams = ("weight_packed", "tile_offsets")
-    piece, entry = (128, 64), "words"
+    pieces = Pieces(128, 64, "words")
+    on_cpu = InterleavedBitmap()
+    sparse = "the sparse kernel of tiled_csl"
     reference: ClassVar[Reference] = reference
     ops: ClassVar[Any] = ops
-
-    def multiply(
-        self,
-        x: Tensor,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        plan: Plan | None,
-    ) -> Tensor:
-        words, offsets = (tensors[name] for name in self.streams)
-        most = None if plan is None else plan.sparse_tokens
-        return ops.tiled_csl_linear(x, words, offsets, shape[0], scheme.dtype_number, bias, most)
+    linear_op = ops.tiled_csl_linear
+    limits = 1

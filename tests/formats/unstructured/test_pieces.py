@@ -9,10 +9,10 @@ from weights import bits, sparse_weight, weights, without_negative_zero
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats import all_formats
-from flashsparse_plugin.formats.unstructured.storage import UnstructuredStorage
+from flashsparse_plugin.formats.unstructured.form import UnstructuredFormat
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
-FORMATS = [format for format in all_formats() if isinstance(format, UnstructuredStorage)]
+FORMATS = [each for each in all_formats() if isinstance(each, UnstructuredFormat) and each.on_disk]
 every_format = pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 
 
@@ -58,7 +58,7 @@ def test_no_way_between_formats_changes_the_dtype(format):
 @pytest.mark.parametrize("columns", [(0, 1), (1, None), (0, None)], ids=str)
 def test_whole_pieces_are_cut_and_joined_without_unpacking(format, rows, columns, monkeypatch):
     """At the ends of pieces, the format's own way is what packing the part gives."""
-    high, wide = format.piece
+    high, wide = format.pieces.rows, format.pieces.columns
     weight = sparse_weight(2 * high + 5, 2 * wide + 8)
     packed = fs.pack(weight, format.name)
     rows, columns = (

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units and pairs of int4: nibbles, then scales of rows and steps; drawn in nm_gather.h."""
+"""Units and pairs of codes of 4 bits: nibbles, then scales of rows and steps.
+
+Drawn in kernels/formats/nm_gather.h.
+"""
 
 from __future__ import annotations
 

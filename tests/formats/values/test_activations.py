@@ -15,7 +15,7 @@ from flashsparse_plugin.dataflow.model import Weight, seconds
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.pattern import sparse_24
 from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
-from flashsparse_plugin.formats.values import activations, coded
+from flashsparse_plugin.formats.values import activations, quantization
 from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.gpu import GPUS
 from flashsparse_plugin.packed import FormatError
@@ -179,7 +179,7 @@ def test_kernels_for_16_bits_are_given_codes_that_are_exact(values, dtype, expon
 def in_16_bits(monkeypatch):
     """As on GPUs, whose kernels multiply 16-bit x: ops have that meaning on a CPU, too."""
     monkeypatch.setattr(
-        coded, "takes_16_bits", lambda x, dtype: x.dtype == dtype and dtype != torch.float32
+        quantization, "takes_16_bits", lambda x, dtype: x.dtype == dtype and dtype != torch.float32
     )
 
 
@@ -358,7 +358,7 @@ def test_it_compiles_in_one_graph():
 
 
 def test_what_becomes_of_them_is_told_once(caplog):
-    coded._tell_of_activations.cache_clear()
+    quantization._tell_of_activations.cache_clear()
     caplog.set_level(logging.INFO)
     for _ in range(2):
         packed_as(scheme_of("int8")).prepare("cpu")

@@ -16,7 +16,7 @@ from flashsparse_plugin.gpu import GPUS, library_seconds
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.packed import PackedWeight
 
-PAGE = Path(__file__).parents[2] / "docs" / "tiled_bitmap.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tiled_bitmap.md"
 
 
 def test_the_example_of_the_specification_is_what_the_packer_writes():

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.formats.pattern import options as pattern_options
 from flashsparse_plugin.formats.pattern.cpu_panels import NMPanels, NMRows
 from flashsparse_plugin.formats.pattern.nm_gather import NMGather
 from flashsparse_plugin.formats.pattern.options import VECTOR_LENGTHS
 from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
+from flashsparse_plugin.formats.values import types as value_types
 from flashsparse_plugin.formats.values.types import GROUPS, VALUE_TYPES, quantise
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
@@ -215,7 +215,7 @@ def test_parts_keep_their_codes_in_every_form(form, values, monkeypatch):
     codes, scales, weight = coded(scheme, (96, 320))
     stored = FORMAT.pack_codes(codes, scales, scheme)
     packed = stored if form is None else stored.transcode(form.scheme(scheme.dtype, options))
-    monkeypatch.setattr(pattern_options, "quantise", None)
+    monkeypatch.setattr(value_types, "quantise", None)
     for rows, columns in ((range(32, 96), range(320)), (range(96), range(64, 192))):
         part = packed.format.cut(packed, rows, columns).validate()
         inside = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
