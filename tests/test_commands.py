@@ -114,20 +114,16 @@ NOT_RUN = {
     "vllm serve ./Llama-3-70B-packed --tensor-parallel-size 8 --pipeline-parallel-size 2 "
     "--distributed-executor-backend ray": SERVER,
     "vllm serve RedHatAI/Sparse-Llama-3.1-8B-2of4 --sparse-method auto": SERVER,
-    "vllm serve RedHatAI/Sparse-Llama-3.1-8B-2of4 --sparse-method nm_vector --additional-config "
-    '\'{"flashsparse": {"options": {"n": 2, "m": 4, "values": "fp8_e4m3"}}}\'': SERVER,
-    "vllm serve ./Llama-2of4 --sparse-method nm_vector --additional-config "
-    '\'{"flashsparse": {"options": {"n": 2, "m": 4, "values": "fp8_e4m3"}}}\'': SERVER,
+    "vllm serve RedHatAI/Sparse-Llama-3.1-8B-2of4 --sparse-method 2:4-fp8": SERVER,
+    "vllm serve ./Llama-2of4 --sparse-method 2:4-fp8": SERVER,
+    "vllm serve ./Llama-2of4 --sparse-method 2:4": SERVER,
+    "vllm serve ./Llama-2of4 --sparse-method 2:4-int8": SERVER,
     "vllm serve MODEL --compilation-config "
     '\'{"inductor_compile_config": {"triton.enable_pdl": true}}\'': SERVER,
-    "vllm serve ./Llama-2of4 --sparse-method nm_vector --additional-config "
-    '\'{"flashsparse": {"options": {"n": 2, "m": 4}}}\'': SERVER,
-    "vllm serve ./Llama-2of4 --sparse-method nm_vector --additional-config "
-    '\'{"flashsparse": {"options": {"n": 2, "m": 4, "values": "int8"}}}\'': SERVER,
     "flashsparse convert path/to/pruned path/to/packed-for-h200 --format auto --for H200 "
     "--batch 16": "no layer of a tiny model gains on a GPU: tests/checkpoint/test_choosing.py",
     "flashsparse convert MODEL OUT": FOREIGN,
-    "flashsparse convert MODEL OUT --format nm_vector --option n=2 --option m=4": FOREIGN,
+    "flashsparse convert MODEL OUT --format 2:4": FOREIGN,
     "flashsparse prune MODEL OUT --mask mask_compressed.npz": "wants masks: "
     "tests/pruning/test_maskllm.py",
     "flashsparse inspect ORG/NAME": HUB,
