@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import _results
 import plots
+import tables
 import yaml
 
 import flashsparse_plugin as fs
@@ -24,6 +25,9 @@ def test_the_tables_are_those_of_the_results():
     assert checked.returncode == 0, checked.stdout + checked.stderr
     for path in (ROOT / "README.md", *(ROOT / "docs" / "results").glob("*.md")):
         assert "<!-- table: " in path.read_text(), path.name
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(path.read_text() for path in pages)
+    assert set(re.findall(r"^<!-- table: (\w+) ", text, re.M)) == set(tables.TABLES)
 
 
 def test_the_pictures_are_those_of_the_results(tmp_path):
