@@ -30,6 +30,7 @@ PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 SHORT = {"nvidia-h200": "h200", "nvidia-h100-80gb-hbm3": "h100"}
 TOKENS = (1, 8, 16, 32, 64, 256, 1024, 2048)
 NAMES = {"h200": "H200", "h100": "H100"}
+MARLIN = "Marlin, dense int4 by 128"
 
 Row = dict[str, Any]
 
@@ -177,13 +178,14 @@ def values(path: Path) -> None:
         for name, label in names.items()
     }
     fp8 = mean((r for r in rows if "fp8_us" in r), lambda r: r["dense_us"] / r["fp8_us"])
+    int4 = mean((r for r in rows if r["pattern"] == MARLIN), lambda r: r["dense_us"] / r["us"])
     gain = found["2:4, int8"][8] / found["2:4, 16 bits"][8]
     lines(
         path,
         f"8-bit values make 2:4 {gain:.1f} times faster again",
         "Speedup of large layers over cuBLAS, bf16 activations, H200",
         found,
-        {"dense fp8": fp8},
+        {"dense fp8": fp8, "dense int4": int4},
     )
 
 

@@ -45,21 +45,51 @@ ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
 
 
-def choice(result: Result) -> str:
-    """What each kind of zeros gains, and what to do about it."""
-    heads = choices.heads()
-    lines = [heads, ["---", *["---:"] * (len(heads) - 3), "---", "---"], *choices.choices()]
+def choice(result: Result, full: bool = False) -> str:
+    """What each kind of zeros gains and costs, and what to do about it: all columns or README's."""
+    every = choices.heads()
+    left_out = () if full else ("H200, back to back", "H100")
+    shown = [head for head in every[1:-1] if head not in left_out]
+    columns = [every.index(head) for head in (every[0], every[-1], *shown)]
+    lines = [every, *choices.choices()]
+    lines = [[line[at] for at in columns] for line in lines]
+    lines.insert(1, ["---", "---", *["---:"] * (len(columns) - 2)])
     h200 = _results.read(choices.FAR) if choices.FAR.exists() else result
-    dates = [
-        each["about"]["date"][:10]
-        for each in (h200, _results.read(_results.FOLDER / choices.GPUS[1] / "nm.csv"))
-    ]
+    gpus = f"{result['about']['gpu']} ({h200['about']['date'][:10]})"
+    if full:
+        h100 = _results.read(_results.FOLDER / choices.GPUS[1] / "nm.csv")
+        gpus += f" and H100 ({h100['about']['date'][:10]})"
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines) + (
-        "\nTime of dense 16-bit weights / time, of linear layers. GPUs: "
-        f"{result['about']['gpu']} ({dates[0]}) and H100 ({dates[1]}), 1 to 16 tokens, layers of "
-        "more than 100 million weights. CPU: AMD EPYC with AVX-512, two threads, 4096x4096. "
-        f"Perplexity: {' and '.join(MODELS)}, the best method of each.\n"
+        f"\nTime of dense 16-bit weights / time, of linear layers. GPU: {gpus}, 1 to 16 tokens, "
+        "layers of more than 100 million weights. CPU: AMD EPYC with AVX-512, two threads, "
+        f"4096x4096. Perplexity: {' and '.join(MODELS)}, the best method of each.\n"
     )
+
+
+def headline(result: Result) -> str:
+    """The claim of README: what one client of vLLM gets, in one sentence."""
+    about, runs = result["about"], result["about"]["runs"]
+    one = {
+        row["weights"]: row["tokens_per_gpu_s"]
+        for row in result["rows"]
+        if (row["traffic"], row["clients"]) == ("decoding", 1)
+    }
+    ours, fp8, dense = ("2of4-fp8_e4m3", "fp8", "none")
+    size = {name: f"{runs[name]['gpu_bytes'] / 1e9:.1f}" for name in (ours, fp8, dense)}
+    return (
+        f"Llama 3 8B's shapes in vLLM, one client on one {about['gpu'].split()[1]}: "
+        f"**{one[ours]:.0f} tokens a second with 2:4 zeros and fp8 values**, {one[fp8]:.0f} with "
+        f"dense fp8, {one[dense]:.0f} in 16 bits; {size[ours]} GB of weights instead of "
+        f"{size[fp8]} and {size[dense]}.\n"
+    )
+
+
+def supported(result: Result) -> str:
+    """What is tested, what should work and is not, and what does not work."""
+    columns = ("what", "yes", "untested", "no")
+    lines = [("", *columns[1:]), ["---"] * len(columns)]
+    lines += [[str(row.get(name, "")) for name in columns] for row in result["rows"]]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
 def errors(result: Result) -> str:
@@ -124,6 +154,9 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "auto": auto.table,
     "busy": _cpu_tables.busy,
     "choices": choice,
+    "choices_full": lambda result: choice(result, full=True),
+    "headline": headline,
+    "supported": supported,
     "cpu_values": _cpu_tables.cpu_values,
     "pack": _cpu_tables.pack,
     "recovery": _quality_tables.recovery,

