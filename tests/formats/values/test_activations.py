@@ -362,7 +362,7 @@ def test_what_becomes_of_them_is_told_once(caplog):
     caplog.set_level(logging.INFO)
     for _ in range(2):
         packed_as(scheme_of("int8")).prepare("cpu")
-    told = "rounded to int8 by token, and multiplied in 32 bits: nm_rows has no kernel"
+    told = "rounded to int8 per token, and multiplied in 32 bits: nm_rows has no W8A8 kernel"
     assert caplog.text.count(told) == 1
 
 
