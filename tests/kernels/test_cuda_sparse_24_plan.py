@@ -33,12 +33,12 @@ def launches(gpu: str, products: Iterable[Product]) -> list[str]:
 
 
 def measured() -> dict[Product, dict[str, float]]:
-    """Microseconds of launches, by products."""
+    """Microseconds of launches after another kernel, by products."""
     found: dict[Product, dict[str, float]] = defaultdict(dict)
-    rows = _results.read(_results.FOLDER / "nvidia-h200" / "sparse_24_sweep.csv")["rows"]
+    rows = _results.read(_results.FOLDER / "nvidia-h200" / "sweep_24_few.csv")["rows"]
     for row in rows:
-        group = 128 if row["values"] == "int4" else 0
-        product = (row["rows"], row["cols"], row["tokens"], row["values"], group, 2)
+        values, _, group = row["values"].partition(" by ")
+        product = (row["rows"], row["cols"], row["tokens"], values, int(group or 0), 2)
         found[product][row["launch"]] = row["us"]
     return found
 
@@ -50,10 +50,12 @@ def test_plans_are_near_the_fastest_launches():
     for product, plan in zip(times, launches("H200", times), strict=True):
         if plan in times[product]:
             slower[product[3]].append(times[product][plan] / min(times[product].values()))
-    for values, least in (("native", 20), ("int8", 25), ("int4", 22)):
+    for values, least, most in (
+        ("native", 60, 1.02), ("fp8_e4m3", 50, 1.04), ("int8", 20, 1.03), ("int4", 50, 1.05),
+    ):  # fmt: skip
         assert len(slower[values]) >= least, values
-        assert statistics.geometric_mean(slower[values]) < 1.025, values
-        assert max(slower[values]) < 1.15, values
+        assert statistics.geometric_mean(slower[values]) < most, values
+        assert max(slower[values]) < 1.3, values
 
 
 def test_small_layers_have_whole_sets_of_rows():

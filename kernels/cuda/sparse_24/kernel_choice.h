@@ -13,16 +13,12 @@ namespace flashsparse::sparse_24 {
 constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? INT32_MAX : 192; }
 
 // Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h after
-// another kernel, on an H200 and an H100 (layers.csv). The larger the layer, the more tokens: small
-// layers gain by adding up in shared memory, and 8-bit values with scales of rows by the weight
-// ring of the other kernel.
-constexpr int64_t few_tokens(int64_t rows, int64_t cols, UnitLayout unit = {}) {
-  constexpr int64_t kMillion = 1000000;
-  const int64_t elements = rows * cols, bits = bits_of(unit.type);
-  const bool has_ring = bits == 8 && !has_few_shapes(unit);
-  if (elements <= (has_ring ? 13 : 6) * kMillion) return 0;
-  if (has_ring || elements <= (bits == 4 ? 20 : 32) * kMillion) return 8;
-  return bits == 4 && elements > 170 * kMillion ? 32 : 16;
+// another kernel: on an H200 its fastest launch takes 0.44 to 0.94 of the time of the other's with
+// 8 tokens, 0.60 to 1.03 with 16 and 1.05 to 1.7 with 32. Only tall layers of few shapes, of which
+// the other kernel is slow, gain up to 32 (sweep_24_few.csv, sweep_24_many.csv).
+constexpr int64_t few_tokens(int64_t rows, UnitLayout unit = {}) {
+  constexpr int64_t kTall = 24576;
+  return has_few_shapes(unit) && rows > kTall ? 32 : 16;
 }
 
 // The same if x is quantized, too: on an H200 the kernel of linear_plan.h takes 0.93 to 1.02 of
@@ -41,7 +37,7 @@ inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gp
     return gpu.has_wgmma() && (!has_mma || tokens > few) ? Kernel::kMany : Kernel::kFew;
   }
   if (tokens > limits.sparse.value_or(max_sparse_tokens(gpu))) return Kernel::kUnpacked;
-  const int64_t few = limits.few.value_or(few_tokens(rows, cols, unit));
+  const int64_t few = limits.few.value_or(few_tokens(rows, unit));
   return gpu.has_wgmma() && tokens > few ? Kernel::kMany : Kernel::kFew;
 }
 
