@@ -22,9 +22,9 @@ Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits)
 
 auto few_fit(const Product& product) {
   return [&](int64_t) {
-    return product.quantizes_x          ? Fit{5.8, 0.05, 0.96}
-           : product.values == "native" ? Fit{4.4, 0.09, 0.94}
-                                        : Fit{5.2, 0, 0.98};
+    return product.quantizes_x          ? Fit{2.4, 0, 1.09}
+           : product.values == "native" ? Fit{1.85, -0.06, 1.03}
+                                        : Fit{1.6, -0.045, 1.09};
   };
 }
 
