@@ -13,11 +13,13 @@ namespace flashsparse::sparse_24 {
 constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? INT32_MAX : 192; }
 
 // Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h after
-// another kernel: on an H200 its fastest launch takes 0.44 to 0.94 of the time of the other's with
-// 8 tokens, 0.60 to 1.03 with 16 and 1.05 to 1.7 with 32. Only tall layers of few shapes, of which
-// the other kernel is slow, gain up to 32 (sweep_24_few.csv, sweep_24_many.csv).
-constexpr int64_t few_tokens(int64_t rows, UnitLayout unit = {}) {
-  constexpr int64_t kTall = 24576;
+// another kernel: on an H200 it takes 0.61 to 0.83 of the other's time with 1 and 8 tokens, 0.85 to
+// 0.89 with 16, or 1.01 where the other has a ring of weights, 1.1 to 1.5 with 24 and 32
+// (layers.csv). Of tall layers of few shapes the other kernel is slow.
+constexpr int64_t few_tokens(int64_t rows, int64_t cols, UnitLayout unit = {}) {
+  constexpr int64_t kSmall = 8000000, kTall = 24576;
+  const bool has_ring = bits_of(unit.type) == 8 && !has_few_shapes(unit);
+  if (has_ring || (has_few_shapes(unit) && rows * cols <= kSmall)) return 8;
   return has_few_shapes(unit) && rows > kTall ? 32 : 16;
 }
 
@@ -37,7 +39,7 @@ inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gp
     return gpu.has_wgmma() && (!has_mma || tokens > few) ? Kernel::kMany : Kernel::kFew;
   }
   if (tokens > limits.sparse.value_or(max_sparse_tokens(gpu))) return Kernel::kUnpacked;
-  const int64_t few = limits.few.value_or(few_tokens(rows, unit));
+  const int64_t few = limits.few.value_or(few_tokens(rows, cols, unit));
   return gpu.has_wgmma() && tokens > few ? Kernel::kMany : Kernel::kFew;
 }
 
