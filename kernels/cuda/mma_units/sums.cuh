@@ -25,6 +25,8 @@ template <class Type, class Shape, bool scaled, TokenScales token_scales, class 
 class Sums {
  public:
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
+  // Warps whose accumulators are loaded at once: few where registers are scarce.
+  static constexpr int kWarpsAtOnce = kRowUnits * kTokenBlocks <= 2 ? 4 : 1;
   using Tile = SumsTile<Shape, Sum>;
 
   // `layout`: the format's Shared. Row scales are multiplied by `unit`.
@@ -43,13 +45,13 @@ class Sums {
   // Loads the scales of a row tile long before they are needed, since they come from memory; the
   // bias as far as the L2, as registers are scarce.
   __device__ __forceinline__ void expect(int set) {
-    if (column_warp_ > 0) return;
+    if (!scaled || column_warp_ > 0) return;
     FS_UNROLL
     for (int i = 0; i < 2 * kRowUnits; ++i) {
       const int row = row_unit(set) * kUnitRows + i * 8 + threadIdx.x % 32 / 4;
       const bool inside = row < a_.rows;
       if (scaled) scales_[i] = inside ? a_.scales[row] : 0.0f;
-      if (a_.bias && inside) prefetch(a_.bias + row);
+      if (scaled && a_.bias && inside) prefetch(a_.bias + row);
     }
   }
 
@@ -87,7 +89,7 @@ class Sums {
       // iterations later.
       sync_threads_of(1 + row_warp_, cut_.column_warps * 32);
       if (column_warp_ == 0) {
-        FS_UNROLL_BY(4)
+        FS_UNROLL_BY(kWarpsAtOnce)
         for (int warp = 1; warp < cut_.column_warps; ++warp) {
           FS_UNROLL
           for (int m = 0; m < kRowUnits; ++m) {
@@ -119,7 +121,9 @@ class Sums {
   // Scales, rounds, and transposes, so that a lane has two rows of a token instead of two tokens of
   // a row.
   __device__ __forceinline__ void store(const Tile& sums, int row_unit) const {
-    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    // Not computed before the main loop, where registers are scarce.
+    const int lane = keep(static_cast<int>(threadIdx.x % 32)), group = lane / 4,
+              pair = lane % 4 * 2;
     FS_UNROLL
     for (int i = 0; i < 2 * kRowUnits; ++i) {
       const int first = row_unit * kUnitRows + i * 8, row = first + group, column = first + pair;

@@ -17,13 +17,7 @@ class XRing {
   template <class Layout>
   __device__ __forceinline__ XRing(const Arguments& a, const Cut& cut, const Layout& layout,
                                    uint32_t shared)
-      : a_(a),
-        cut_(cut),
-        stage_bytes_(layout.x_stage),
-        x_(shared + layout.x),
-        full_(shared),
-        empty_(full_ + cut.x_stages * kMbarrierBytes),
-        first_(empty_ + cut.x_stages * kMbarrierBytes) {}
+      : a_(a), cut_(cut), stage_bytes_(layout.x_stage), x_(shared + layout.x), full_(shared) {}
 
   // Called by one thread; a block barrier must follow. `first_warps`: those that call fill_first.
   __device__ __forceinline__ void init(int first_warps) const {
@@ -31,9 +25,9 @@ class XRing {
     FS_NO_UNROLL
     for (int i = 0; i < cut_.x_stages; ++i) {
       mbarrier_init(full_ + i * kMbarrierBytes, 32);
-      mbarrier_init(empty_ + i * kMbarrierBytes, warps);
+      mbarrier_init(empty() + i * kMbarrierBytes, warps);
     }
-    mbarrier_init(first_, first_warps * 32);
+    mbarrier_init(first(), first_warps * 32);
   }
 
   // Copies x of the first steps, together with the other `warps` that call it.
@@ -44,7 +38,7 @@ class XRing {
       const int stage = cut_.by_column_warps(unit);
       copy_unit(stage, steps.column_after(stage), unit - stage * cut_.column_warps);
     }
-    mbarrier_arrive_after_copies(first_);
+    mbarrier_arrive_after_copies(first());
   }
 
   // Copies x of all later steps; called by the copying warp. Calls done() after each refill, when
@@ -58,7 +52,7 @@ class XRing {
       steps.advance();
     }
     for (int stage = 0; !steps.ended(); steps.advance()) {
-      mbarrier_wait(empty_ + stage * kMbarrierBytes, parity);
+      mbarrier_wait(empty() + stage * kMbarrierBytes, parity);
       copy_step(stage, steps.column());
       mbarrier_arrive_after_copies(full_ + stage * kMbarrierBytes);
       done();
@@ -73,7 +67,7 @@ class XRing {
   // Waits for x of the current step; returns its shared address.
   __device__ __forceinline__ uint32_t wait() {
     if (phase_ == 0) {
-      if (read_ == 0) mbarrier_wait(first_, 0);
+      if (read_ == 0) mbarrier_wait(first(), 0);
     } else {
       mbarrier_wait(full_ + read_ * kMbarrierBytes, (phase_ - 1) % 2);
     }
@@ -81,13 +75,21 @@ class XRing {
   }
   // The current step has been read. Call after a warp barrier.
   __device__ __forceinline__ void release() {
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty_ + read_ * kMbarrierBytes);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty() + read_ * kMbarrierBytes);
     if (++read_ < cut_.x_stages) return;
     read_ = 0;
     ++phase_;
   }
 
  private:
+  // The barriers behind those in full_: not held, as registers are scarce.
+  __device__ __forceinline__ uint32_t empty() const {
+    return full_ + cut_.x_stages * kMbarrierBytes;
+  }
+  __device__ __forceinline__ uint32_t first() const {
+    return empty() + cut_.x_stages * kMbarrierBytes;
+  }
+
   // 16-byte chunks of a token in a unit: 32, or 16 for 8-bit x; tokens that a warp copies at once.
   static constexpr int kChunks = Shape::kXUnitBytes / Shape::kTokens / 16, kBeside = 32 / kChunks;
   // Parts of a unit whose copies are independent instructions; registers are scarce beyond.
@@ -135,8 +137,8 @@ class XRing {
   const Arguments& a_;
   const Cut& cut_;
   const uint32_t stage_bytes_, x_;
-  const uint32_t full_, empty_, first_;  // barriers
-  int read_ = 0, phase_ = 0;             // the stage to read next; how often all have been read
+  const uint32_t full_;       // barriers
+  int read_ = 0, phase_ = 0;  // the stage to read next; how often all have been read
 };
 
 }  // namespace flashsparse::mma_units

@@ -75,12 +75,12 @@ class WriteY {
 
   __device__ __forceinline__ void add_splits(const Tile<Shape>& tile) const {
     if (!last_block(a_.arrivals + blockIdx.x, gridDim.y - 1, shared_)) return;
-    constexpr int kMine = 2;
+    constexpr int kMine = 2, kAhead = 2;  // what registers allow
     static_assert(kQuads % kMine == 0 && kMine % Shape::kRowQuads == 0);
     FS_NO_UNROLL
     for (int begin = 0; begin < kQuads; begin += kMine) {
       float4 sums[kMine] = {};
-      add_in_order(sums, gridDim.y, [&](int split, int q) {
+      add_in_order<kAhead>(sums, gridDim.y, [&](int split, int q) {
         return load_l2(partials(split) + (begin + q) * Shape::kThreads);
       });
       FS_UNROLL

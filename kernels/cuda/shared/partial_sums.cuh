@@ -23,11 +23,10 @@ __device__ __forceinline__ float4 add(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// Adds load(part, q) of all `parts` to sums[q], in their order. Loads of four parts are in flight
+// Adds load(part, q) of all `parts` to sums[q], in their order. Loads of kAhead parts are in flight
 // at once: a thread of the last block has little else to hide their latency with.
-template <int kMine, class Load>
+template <int kAhead = 4, int kMine, class Load>
 __device__ __forceinline__ void add_in_order(float4 (&sums)[kMine], int parts, const Load& load) {
-  constexpr int kAhead = 4;
   FS_NO_UNROLL
   for (int begin = 0; begin < parts; begin += kAhead) {
     float4 ahead[kAhead][kMine];

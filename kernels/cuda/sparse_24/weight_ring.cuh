@@ -26,8 +26,7 @@ class WeightRing {
         policy_(evict_first_policy()),
         left_(steps.left()),
         set_(steps.set()),
-        in_set_(steps.in_set()),
-        to_(ring_) {
+        in_set_(steps.in_set()) {
     seek();
   }
 
@@ -58,8 +57,8 @@ class WeightRing {
     if (in_set_ * cut_.column_warps + column_warp_ < cut_.unit_cols) {
       FS_UNROLL
       for (int m = 0; m < Shape::kRowUnits; ++m) {
-        const unsigned char* const from = from_ + (m == 0 ? 0 : min(m, below_) * row_bytes());
-        const uint32_t unit = to_ + m * kPlace;
+        const unsigned char* const from = from_ + (m == 0 || below_ < m ? 0 : m * row_bytes());
+        const uint32_t unit = ring_ + filled_ * kStage + m * kPlace;
         FS_UNROLL
         for (int i = 0; i < kScales; i += kVectorBytes)
           copy_async_hinted(unit + i, from + i, policy_);
@@ -69,11 +68,7 @@ class WeightRing {
       }
     }
     from_ += cut_.column_warps * kBytes;
-    to_ += kStage;
-    if (++filled_ == cut_.weight_stages) {
-      filled_ = 0;
-      to_ = ring_;
-    }
+    if (++filled_ == cut_.weight_stages) filled_ = 0;
     if (++in_set_ < cut_.set_steps) return;
     in_set_ = 0;
     ++set_;
@@ -98,8 +93,7 @@ class WeightRing {
   const uint32_t ring_;
   const uint64_t policy_;
   int left_, set_, in_set_;    // steps to copy; the next one's row tile, and place in it
-  const unsigned char* from_;  // this lane's bytes of its first unit,
-  uint32_t to_;                // and where they go
+  const unsigned char* from_;  // this lane's bytes of its first unit
   int below_;                  // rows of units below that unit's
   int filled_ = 0, read_ = 0;  // stages: next to fill, next to read
 };
