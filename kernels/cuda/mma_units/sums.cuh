@@ -25,6 +25,8 @@ template <class Type, class Shape, bool scaled, TokenScales token_scales, class 
 class Sums {
  public:
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
+  // With few tokens registers hold the scales of a row tile from its begin on.
+  static constexpr bool kHoldsScales = scaled && kTokenBlocks <= 2;
   // Warps whose accumulators are loaded at once: few where registers are scarce.
   static constexpr int kWarpsAtOnce = kRowUnits * kTokenBlocks <= 2 ? 4 : 1;
   using Tile = SumsTile<Shape, Sum>;
@@ -42,15 +44,16 @@ class Sums {
         place_(shared + layout.sums + row_warp * cut.column_warps * layout.sums_warp +
                threadIdx.x % 32 * uint32_t{sizeof(float4)}) {}
 
-  // Loads the scales of a row tile long before they are needed, since they come from memory; the
-  // bias as far as the L2, as registers are scarce.
+  // Loads the scales of a row tile long before they are needed, since they come from memory; what
+  // registers have no room for, as far as the L2.
   __device__ __forceinline__ void expect(int set) {
     if (!scaled || column_warp_ > 0) return;
     FS_UNROLL
     for (int i = 0; i < 2 * kRowUnits; ++i) {
       const int row = row_unit(set) * kUnitRows + i * 8 + threadIdx.x % 32 / 4;
       const bool inside = row < a_.rows;
-      if (scaled) scales_[i] = inside ? a_.scales[row] : 0.0f;
+      if (kHoldsScales) scales_[i] = inside ? a_.scales[row] : 0.0f;
+      if (scaled && !kHoldsScales && inside) prefetch(a_.scales + row);
       if (scaled && a_.bias && inside) prefetch(a_.bias + row);
     }
   }
@@ -121,14 +124,20 @@ class Sums {
   // Scales, rounds, and transposes, so that a lane has two rows of a token instead of two tokens of
   // a row.
   __device__ __forceinline__ void store(const Tile& sums, int row_unit) const {
-    // Not computed before the main loop, where registers are scarce.
-    const int lane = keep(static_cast<int>(threadIdx.x % 32)), group = lane / 4,
-              pair = lane % 4 * 2;
+    // Where registers are scarce in the main loop, not computed before it.
+    int lane = threadIdx.x % 32;
+    if (kTokenBlocks <= 2) lane = keep(lane);
+    const int group = lane / 4, pair = lane % 4 * 2;
     FS_UNROLL
     for (int i = 0; i < 2 * kRowUnits; ++i) {
       const int first = row_unit * kUnitRows + i * 8, row = first + group, column = first + pair;
       const float bias = a_.bias && row < a_.rows ? to_float<Type>(a_.bias[row]) : 0.0f;
-      const float scale = scaled ? scales_[i] * unit_ : 1;
+      float scale = 1;
+      if (kHoldsScales) {
+        scale = scales_[i] * unit_;
+      } else if (scaled) {
+        scale = row < a_.rows ? a_.scales[row] * unit_ : 0.0f;
+      }
       uint16_t* place = a_.y + (int64_t{group} * a_.rows + column);
       FS_UNROLL
       for (int n = 0; n < kTokenBlocks; ++n) {
