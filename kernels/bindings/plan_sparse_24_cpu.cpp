@@ -23,8 +23,8 @@ Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits)
 auto few_fit(const Product& product) {
   return [&](int64_t) {
     return product.quantizes_x          ? Fit{2.4, 0, 1.09}
-           : product.values == "native" ? Fit{1.85, -0.06, 1.03}
-                                        : Fit{1.6, -0.045, 1.09};
+           : product.values == "native" ? Fit{1.5, 0, 1.03}
+                                        : Fit{1.4, 0, 1.08};
   };
 }
 

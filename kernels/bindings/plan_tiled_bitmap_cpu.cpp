@@ -36,7 +36,7 @@ auto few_fit(const Product& product) {
     return operands == Operands::kCodes     ? Fit{5.6, 0, 1.42, true}
            : operands == Operands::kRounded ? Fit{5.6, 0.01, 1.98, true}
            : tokens > 32                    ? Fit{5.2, 0.02, 1.94}
-                                            : Fit{5.0, 0.06, 1.02};
+                                            : Fit{4.4, 0.06, 1.02};
   };
 }
 

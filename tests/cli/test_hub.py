@@ -16,7 +16,7 @@ from flashsparse_plugin.checkpoint import CheckpointError, convert_checkpoint, i
 from flashsparse_plugin.checkpoint.hub.fetching import HubModel
 from flashsparse_plugin.checkpoint.hub.publishing import Publisher
 from flashsparse_plugin.cli import app
-from flashsparse_plugin.cli.advise import _shapes
+from flashsparse_plugin.cli.models import target_shapes
 
 ID = "example/tiny"
 
@@ -84,7 +84,7 @@ def test_functions_take_the_name_of_a_model_too(hub, tmp_path):
 
 def test_what_reads_no_weights_fetches_none(hub):
     (hub.models[ID] / "model.safetensors").rename(hub.models[ID] / "pytorch_model.bin")
-    assert _shapes(ID).layers  # all that `advise` reads of a model
+    assert target_shapes(ID)[1].layers  # all that `advise` reads of a model
     assert "config.json" in hub.fetched and "pytorch_model.bin" not in hub.fetched
 
 

@@ -13,7 +13,7 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The cost of a plan, fitted to 9,920 launches of 24 layers with 1, 8 and 16 tokens on an H200,
-// behind another kernel (sweep_24_few.csv): of those measured its choices are on average 1.4%
+// after another kernel (sweep_24_few.csv): of those measured its choices are on average 1.4%
 // slower than the fastest for native values, 3.1% for 8 bits and 4.0% for int4, and 3 to 6% for
 // layers that it was not fitted to. The ratios are much the same on other GPUs. W8A8 has the rates
 // of quantized values times 16-bit x, with half the bytes of x and half the MMAs: not fitted.
