@@ -53,8 +53,8 @@ class Sums {
       const int row = row_unit(set) * kUnitRows + i * 8 + threadIdx.x % 32 / 4;
       const bool inside = row < a_.rows;
       if (kHoldsScales) scales_[i] = inside ? a_.scales[row] : 0.0f;
-      if (scaled && !kHoldsScales && inside) prefetch(a_.scales + row);
-      if (scaled && a_.bias && inside) prefetch(a_.bias + row);
+      if (!kHoldsScales && inside) prefetch(a_.scales + row);
+      if (a_.bias && inside) prefetch(a_.bias + row);
     }
   }
 

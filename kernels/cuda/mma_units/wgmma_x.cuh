@@ -41,8 +41,6 @@ class WgmmaX {
   __device__ __forceinline__ uint32_t sums(int warp) const {
     return shared_ + (2 * kMostXStages + warp) * kMbarrierBytes;
   }
-  // After all barriers of this ring.
-  __device__ __forceinline__ uint32_t other_barriers() const { return sums(Shape::kUnits); }
   __device__ __forceinline__ uint32_t end() const {  // of all stages
     return shared_ + kBarrierBytes + stages_ * Shape::kPanelBytes;
   }

@@ -16,9 +16,7 @@ cudaError_t launch(const sparse_24::Compiled& compiled, const mma_units::Argumen
   const auto shared_bytes = static_cast<int>(plan.shared_bytes());
   const cudaError_t error = cuda::allow_shared(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
-  mma_units::Cut cut(plan, plan.weight_stages, arguments.rows, arguments.cols);
-  // Each stage that is copied before x delays x, unless x is not there yet.
-  cut.stages_before_x = plan.x_bytes == 1 ? plan.weight_stages : early ? 2 : 1;
+  const mma_units::Cut cut = sparse_24::cut_of(plan, arguments.rows, arguments.cols, early);
   return cuda::launch_early(kernel, plan.blocks, plan.threads(), shared_bytes, early, stream,
                             arguments, cut);
 }

@@ -87,8 +87,7 @@ struct LinearCase {
     arguments.rows = static_cast<int>(rows);
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);
-    mma_units::Cut cut(plan, plan.weight_stages, rows, cols);
-    cut.stages_before_x = plan.x_bytes == 1 ? plan.weight_stages : 1 + static_cast<int>(seed % 2);
+    const mma_units::Cut cut = cut_of(plan, rows, cols, seed % 2 == 1);
     const simt::UsedByLastKernel used[] = {
         {x_bits, static_cast<size_t>(tokens * x_stride)},
         {x_scales, static_cast<size_t>(x_scales ? tokens : 0)},
