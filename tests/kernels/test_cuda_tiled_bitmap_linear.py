@@ -147,7 +147,10 @@ def test_sanitizers_find_nothing(driver, sanitizer):
 
 @pytest.mark.slow
 def test_no_barrier_can_be_spared():
-    """Without any one of them a race is found, a deadlock, or a wrong result."""
+    """Without any one of them a race is found, a deadlock, or a wrong result.
+
+    Before 9.0 at the latest: there all lanes copy and arrive, not one.
+    """
     binary, places = switched_driver()
     cases = [planned(1, 1, (2, 2), 3), planned(0, 0, (1, 2), 2)]  # with sums between blocks
     cases.append(random_case(60, 5890, 8, 3, 0.3, plan=Plan(0, 2, 1, 0, 2, 75)))  # reuses orders
@@ -157,13 +160,16 @@ def test_no_barrier_can_be_spared():
     cases = [cases[0], *(case.replace(seed=7) for case in cases)]
     spared = []
     for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
 
         def judge_all(written: bytes) -> None:
             for case, y in zip(cases, split(written, cases), strict=True):
                 require_exact(case, y)
 
-        if not is_caught(ran, judge_all):
+        without = {"WITHOUT": str(number), "TSAN_OPTIONS": UNTIL_A_RACE}
+        if not any(
+            is_caught(run(binary, cases, ARCHITECTURE=gpu, **without), judge_all)
+            for gpu in ("90", "80")
+        ):
             spared.append(place)
     assert places and spared == []
 
