@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dynamic shared memory of a block of the decode kernel of tiled_bitmap:
 //   barriers   full and empty of each stage of x, and one for the initial fill of all stages; one
-//              for each batch of copy descriptors; some for each warp, where its units arrive
+//              for each batch of copy descriptors; some for each warp, where its units arrive (the
+//              room of one for each descriptor: launches were measured with it)
 //   orders     the copy descriptors of each warp (weight_orders.cuh)
 //   x          as in cuda/mma_units/linear_shared.h
 //   weights    for each warp a ring of bytes, which holds units in their stored layout, and after
@@ -51,7 +52,7 @@ struct Shared {
                                   Operands operands)
       : batches(8 * (2 * x_stages + 1)),
         arrivals(batches + 8 * kBatches),
-        orders((arrivals + row_warps * column_warps * kMostAhead * 8 + 15) & ~15u),
+        orders((arrivals + row_warps * column_warps * kOrders * 8 + 15) & ~15u),
         warp_orders(kOrders * row_units * kOrderBytes),
         x((orders + row_warps * column_warps * warp_orders + 1023) & ~1023u),
         x_stage(column_warps * tokens * kUnitCols * x_bytes(operands)),
