@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
+import emulated_tiled_bitmap
 import numpy as np
 import torch
+from emulated_tiled_bitmap import CODES, NATIVE, OPTIONS
 from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
 
-from flashsparse_plugin.formats.unstructured.tiled_bitmap.ops import ops
+from flashsparse_plugin.formats.unstructured.tiled_bitmap import TiledBitmap, reference
 
 HEADER = KERNELS / "cuda" / "tiled_bitmap" / "wgmma_plan.h"
 SHAPES = [  # tokens of a tile, warpgroups
@@ -47,18 +49,20 @@ class Case:
     plan: Plan = Plan()
     gpu: tuple[int, int] = (4, 227 << 10)  # multiprocessors, bytes of shared memory
     seed: int = 0
-    operands: ClassVar[int] = 0  # of Operands: native values
+    operands: int = NATIVE  # of Operands; or CODES
 
     def with_seeds(self) -> list[Case]:
         return [replace(self, seed=seed) for seed in SEEDS]
 
     def encode(self) -> bytes:
         (rows, cols), bfloat16 = self.weight.shape, self.weight.dtype == torch.bfloat16
-        packed, offsets = ops.tiled_bitmap_pack(self.weight)
+        scheme = TiledBitmap().scheme(self.weight.dtype, OPTIONS[self.operands])
+        packed, offsets, *scales = reference.pack(self.weight, scheme).values()
         header = [rows, cols, len(self.x), int(bfloat16), int(self.bias is not None), self.seed]
-        header += [*self.gpu, *self.plan, len(packed)]
+        header += [*self.gpu, *self.plan, len(packed), int(self.operands == CODES)]
         tensors = [offsets, packed, F.pad(self.x, (0, -cols % 8)).contiguous()]
         tensors += [] if self.bias is None else [self.bias]
+        tensors += scales
         parts = [np.array(header, dtype=np.int64).tobytes()]
         return b"".join(parts + [t.view(torch.uint8).numpy().tobytes() for t in tensors])
 
@@ -66,7 +70,7 @@ class Case:
         density = (self.weight != 0).float().mean()
         return (
             f"{list(self.weight.shape)} of {self.weight.dtype}, density {density:.2f}, "
-            f"{len(self.x)} tokens, {self.plan}, seed {self.seed}"
+            f"{len(self.x)} tokens, operands {self.operands}, {self.plan}, seed {self.seed}"
         )
 
 
@@ -83,3 +87,11 @@ def random_case(
     weight = normal(rows, cols) * (torch.rand(rows, cols, generator=generator) < density)
     bias = normal(rows) if number % 3 else None
     return Case(weight, normal(tokens, cols), bias, **rest)
+
+
+def random_codes(
+    rows: int, cols: int, tokens: int, number: int = 0, density: float = 0.4, **rest
+) -> Case:
+    """The same of int8 values with scales of rows."""
+    made = emulated_tiled_bitmap.random_codes(rows, cols, tokens, number, density, operands=CODES)
+    return Case(made.weight, made.x, made.bias, operands=CODES, **rest)

@@ -102,7 +102,7 @@ Shapes many_shapes() {
 
 }  // namespace
 
-// Codes have one kernel, which is that for few tokens.
+// "sparse" is W8A8, which has one kernel: that for few tokens.
 Format tiled_bitmap_planners() {
   return {"tiled_bitmap",
           choose,

@@ -98,8 +98,8 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
 }
 
 // Fills y by wgmma in one launch.
-void wgmma_product(const LinearInputs& inputs, const BitmapUnits& units, const Gpu& gpu,
-                   Tensor& y) {
+void wgmma_product(const LinearInputs& inputs, const BitmapUnits& units, Operands operands,
+                   const Gpu& gpu, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
@@ -111,6 +111,7 @@ void wgmma_product(const LinearInputs& inputs, const BitmapUnits& units, const G
   tiled_bitmap::WgmmaArguments arguments{};
   arguments.units = words_of(units.lines);
   arguments.offsets = units.offsets.const_data_ptr<int32_t>();
+  arguments.scales = units.scale_data();
   arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
   arguments.y = mutable_bits(y);
   arguments.partials = partials.data();
@@ -124,7 +125,7 @@ void wgmma_product(const LinearInputs& inputs, const BitmapUnits& units, const G
   }
   const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
   const TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
-  STD_CUDA_CHECK(cuda::tiled_bitmap_wgmma(arguments, map, plan, bfloat16, stream));
+  STD_CUDA_CHECK(cuda::tiled_bitmap_wgmma(arguments, map, plan, operands, bfloat16, stream));
 }
 
 // Fills y by unpacking int8 values for torch's product of int8 by int8: the same bits as those of
@@ -181,11 +182,9 @@ Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& o
                                        {sparse_tokens, few_tokens});
   };
   const Kernel kernel =
-      units.scales
-          ? chosen_kernel("tiled_bitmap", {Kernel::kSparse}, same_dtype, choose)
-          : chosen_kernel("tiled_bitmap", {Kernel::kFew, Kernel::kMany}, same_dtype, choose);
+      chosen_kernel("tiled_bitmap", {Kernel::kFew, Kernel::kMany}, same_dtype, choose);
   if (kernel == Kernel::kMany) {
-    wgmma_product(inputs, units, gpu, y);
+    wgmma_product(inputs, units, operands, gpu, y);
   } else if (kernel != Kernel::kUnpacked) {
     sparse_product(inputs, units, operands, gpu, y);
   } else {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated_bitmap_wgmma import SHAPES, Case, Plan, random_case
+from emulated_bitmap_wgmma import SHAPES, Case, Plan, random_case, random_codes
 from emulated_linear import require_exact
-from emulated_tiled_bitmap import require_all, run, split
+from emulated_tiled_bitmap import INT8, require_all, run, split
 from emulation import (
     EMULATOR_EXIT_CODE,
     KERNELS,
@@ -23,29 +23,35 @@ from emulation import (
     with_switched_barriers,
 )
 
+from flashsparse_plugin.formats.values.types import to_codes
+
 DRIVER = "tiled_bitmap/wgmma_driver"
 SMALL = SHAPES.index((64, 2))  # its panels are one batch each,
 WIDE = SHAPES.index((128, 2))  # and those of this one four
 PARTS = [f"cuda/tiled_bitmap/wgmma{part}.cuh" for part in ("", "_units")]
 
 
-def planned(number: int, shape: int, down: int, clusters: int, stages: int = 3) -> Case:
+def planned(
+    number: int, shape: int, down: int, clusters: int, stages: int = 3, case=random_case
+) -> Case:
     """A launch of a compiled shape, over ends of rows, columns and tokens that fit nothing."""
     tokens, groups = SHAPES[shape]
     rows = 64 * groups * down + (17 if clusters > 1 else -21)
     plan = Plan(shape, down, 1, stages, clusters)
-    return random_case(rows, 300, tokens // 2 + 3 * number, number, plan=plan)
+    return case(rows, 300, tokens // 2 + 3 * number, number, plan=plan)
 
 
-def test_every_compiled_shape_is_right(driver):
+@pytest.mark.parametrize("case", [random_case, random_codes])
+def test_every_compiled_shape_is_right(driver, case):
     """Alone, in clusters; tiles that clusters share, own, or own two of."""
     cases = [
-        planned(number, shape, 1 + number % 2 * (groups == 2), 1 + number % 3, 2 + number % 2)
+        planned(number, shape, 1 + number % 2 * (groups == 2), 1 + number % 3, 2 + number % 2, case)
         for number, (shape, (_, groups)) in enumerate(enumerate(SHAPES))
     ]
     # Sums of clusters that are added up in portions of 5 to 7 eights of tokens.
-    cases += [planned(n, n, 1, 3) for n, (tokens, _) in enumerate(SHAPES) if tokens % 64]
-    require_all(driver(DRIVER, "plain"), [*cases, planned(1, SMALL, 4, 1)])
+    joined = [n for n, (tokens, _) in enumerate(SHAPES) if tokens % 64]
+    cases += [planned(n, n, 1, 3, case=case) for n in joined]
+    require_all(driver(DRIVER, "plain"), [*cases, planned(1, SMALL, 4, 1, case=case)])
 
 
 @pytest.mark.parametrize("tokens", [65, 128, 200, 257])
@@ -71,6 +77,23 @@ def test_every_density_is_right(driver):
     require_all(driver(DRIVER, "plain"), cases)
 
 
+def test_every_density_of_codes_is_right(driver):
+    """The same of int8 values, four of which are in a word: rings of several units, and columns
+    that are full, whose last word is at the end of the unit."""
+    cases = [
+        random_codes(130, 1100, 9, number, density, plan=Plan(SMALL, 1, 1, 2, 2, ring))
+        for number, (density, ring) in enumerate([(0, 72), (0.02, 160), (0.5, 72), (1, 80)])
+    ]
+    skewed = random_codes(130, 1100, 9, 4, 0.1, plan=Plan(SMALL, 1, 1, 2, 1, 160))
+    weight = torch.zeros_like(skewed.weight)
+    weight[5::16] = skewed.weight[5::16]
+    weight[32:48, 256:512] = 1.5
+    weight[:, 300:303] = -0.75
+    codes = to_codes(weight, INT8, None)
+    cases += [replace(skewed, weight=codes), replace(skewed, weight=codes, plan=cases[0].plan)]
+    require_all(driver(DRIVER, "plain"), cases)
+
+
 def test_blocks_behind_each_other_add_up_their_sums(driver):
     """Also where the last of them has less to do, and where rows and tokens end inside a tile."""
     cases = [
@@ -84,13 +107,15 @@ def test_blocks_behind_each_other_add_up_their_sums(driver):
 
 def test_every_product_as_it_is_planned(driver):
     sizes = [(1, 1, 1), (33, 100, 40), (200, 513, 70)]
-    require_all(driver(DRIVER, "plain"), [random_case(*size, n) for n, size in enumerate(sizes)])
+    cases = [case(*size, n) for case in (random_case, random_codes) for n, size in enumerate(sizes)]
+    require_all(driver(DRIVER, "plain"), cases)
 
 
 def test_schedules_give_the_same_bits(driver):
     """Also sums between clusters, whichever comes last."""
     case = random_case(140, 800, 9, 1, plan=Plan(SMALL, 2, 1, 2, 3))
-    for each in (case, replace(case, plan=Plan(SMALL, 1, 2, 2, 2))):
+    codes = random_codes(140, 800, 9, 2, plan=case.plan)
+    for each in (case, replace(case, plan=Plan(SMALL, 1, 2, 2, 2)), codes):
         found = require_all(driver(DRIVER, "plain"), each.with_seeds())
         assert all(torch.equal(y, found[0]) for y in found)
 
@@ -133,6 +158,7 @@ def sanitized_cases() -> list[Case]:
         case,
         replace(case, plan=Plan(SMALL, 1, 1, 2, 3, 100), seed=7),
         replace(case, plan=Plan(SMALL, 1, 2, 2, 2)),
+        random_codes(100, 800, 9, 2, plan=Plan(SMALL, 1, 1, 2, 3, 80), seed=7),
     ]
 
 
@@ -190,8 +216,10 @@ def test_registers_of_a_product_that_are_overwritten_are_caught():
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed")
-@pytest.mark.parametrize(("tokens", "groups"), [(256, 2), (144, 3)])
-def test_products_stay_asynchronous(tmp_path, tokens, groups):
+@pytest.mark.parametrize(
+    ("tokens", "groups", "operands"), [(256, 2, "Native"), (144, 3, "Native"), (144, 3, "Codes")]
+)
+def test_products_stay_asynchronous(tmp_path, tokens, groups, operands):
     """Of the shapes with the most sums in the registers that 2 and 3 warpgroups leave to a thread.
 
     ptxas says so if it makes a warpgroup wait for each product, and warns where it spills."""
@@ -199,7 +227,8 @@ def test_products_stay_asynchronous(tmp_path, tokens, groups):
     source.write_text(
         '#include "cuda/tiled_bitmap/wgmma.cuh"\n'
         "namespace flashsparse::tiled_bitmap {\n"
-        f"template __global__ void wgmma_kernel<BFloat16, WgmmaShape<{tokens}, {groups}>>(\n"
+        f"template __global__ void wgmma_kernel<BFloat16, WgmmaShape<{tokens}, {groups}>, "
+        f"Operands::k{operands}>(\n"
         "    WgmmaArguments, const __grid_constant__ TensorMap);\n"
         "}\n"
     )

@@ -12,10 +12,10 @@
 
 namespace flashsparse::mma_units {
 
-template <class Type, class Shape, TokenScales token_scales, class Sum = float>
+template <class Type, class Shape, TokenScales token_scales, class Sum = float, int restored = 1>
 class WgmmaSums {
  public:
-  using Y = WgmmaY<Type, token_scales>;
+  using Y = WgmmaY<Type, token_scales, restored>;
   static constexpr int kTokenBlocks = Shape::kTokens / 8;
 
   // `unit`: the warp's row of units in a tile. `buffer` and `arrived`:

@@ -13,7 +13,9 @@
 
 namespace flashsparse::mma_units {
 
-template <class Type, TokenScales token_scales>
+// `restored`: by what sums are multiplied besides, as products of widened values are that much too small
+// (kWidenedByte in widen.cuh).
+template <class Type, TokenScales token_scales, int restored>
 class WgmmaY {
  public:
   __device__ __forceinline__ WgmmaY(const WgmmaArguments& a, int first_row, int first_token)
@@ -51,7 +53,7 @@ class WgmmaY {
   // Scale and bias of a row.
   struct Row {
     __device__ __forceinline__ Row(const WgmmaArguments& a, int row)
-        : scale(kScaled && a.scales && row < a.rows ? a.scales[row] : 1.0f),
+        : scale(kScaled && a.scales && row < a.rows ? a.scales[row] * restored : 1.0f),
           bias(a.bias && row < a.rows ? to_float<Type>(a.bias[row]) : 0.0f) {}
     __device__ __forceinline__ float of(float sum) const { return sum * scale + bias; }
 

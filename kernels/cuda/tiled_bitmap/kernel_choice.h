@@ -9,12 +9,12 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Codes
-// have no kernel for many tokens. Where x is quantized, too, the library's int8 product takes
-// nearly as long for 65 tokens as for 128.
+// Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Where
+// x is quantized, too, there is none for many tokens, and the library's int8 product takes nearly
+// as long for 65 tokens as for 128.
 constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu, Operands operands) {
   if (operands == Operands::kRounded) return rows * cols > 96 << 20 ? 192 : 64;
-  return gpu.has_wgmma() && operands == Operands::kNative ? 1024 : 128;
+  return gpu.has_wgmma() ? 1024 : 128;
 }
 
 // Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h after
@@ -22,12 +22,17 @@ constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu, 
 // number up to 64, the former reads the weight once for each 32.
 inline constexpr int64_t kFewTokens = 32;
 
+// The same for codes: estimated, since the kernel for many has not been timed with them. It should
+// be faster from 33 tokens on; beyond 64 it should take half the time.
+inline constexpr int64_t kFewTokensOfCodes = 64;
+
 inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                             Operands operands, const TokenLimits& limits = {}) {
   if (tokens > limits.sparse.value_or(max_sparse_tokens(rows, cols, gpu, operands)))
     return Kernel::kUnpacked;
-  if (operands != Operands::kNative) return Kernel::kSparse;
-  return gpu.has_wgmma() && tokens > limits.few.value_or(kFewTokens) ? Kernel::kMany : Kernel::kFew;
+  if (operands == Operands::kRounded) return Kernel::kSparse;
+  const int64_t few = operands == Operands::kCodes ? kFewTokensOfCodes : kFewTokens;
+  return gpu.has_wgmma() && tokens > limits.few.value_or(few) ? Kernel::kMany : Kernel::kFew;
 }
 
 }  // namespace flashsparse::tiled_bitmap

@@ -14,7 +14,11 @@
 // load a dense tile. A panel of 128 rows x 256 tokens takes the tensor cores 1024 clocks; it takes
 // shared memory 512 for B, 256 for the copies of x and, for a weight with half zeros, 79 for its
 // copies and 202 for what its lanes read: 1049.
+//
+// Int8 values take half of the memory and of the copies; they are widened where they are decoded.
 #pragma once
+#include <type_traits>
+
 #include "common/cluster.cuh"
 #include "common/device.cuh"
 #include "common/registers.cuh"
@@ -22,6 +26,7 @@
 #include "cuda/mma_units/wgmma_sums.cuh"
 #include "cuda/mma_units/wgmma_tiles.cuh"
 #include "cuda/mma_units/wgmma_x.cuh"
+#include "cuda/tiled_bitmap/kept_codes.cuh"
 #include "cuda/tiled_bitmap/lane_items.cuh"
 #include "cuda/tiled_bitmap/wgmma_compiled.h"
 #include "cuda/tiled_bitmap/wgmma_plan.h"
@@ -55,7 +60,7 @@ __device__ __forceinline__ void end_products(const WgmmaArguments& arguments) {
   if (arguments.depth > 1) cluster_barrier_relaxed();
 }
 
-template <class Type, class Shape>
+template <class Type, class Shape, Operands operands>
 class WgmmaMultiplier {
  public:
   // `shared`: shared memory of the block; `warp`: the number of this warp in it.
@@ -85,10 +90,10 @@ class WgmmaMultiplier {
   }
 
   __device__ __forceinline__ void run() {
-    const mma_units::WgmmaSums<Type, Shape, TokenScales::kNone> store(arguments_, unit_,
-                                                                      sums_buffer_, x_.sums(warp_));
+    const Sums store(arguments_, unit_, sums_buffer_, x_.sums(warp_));
     units_.fill();
     units_.fill();
+    if (kHasScales) store.expect(tiles_);
     open();
     items_.template expand<0>(masks_.x, a_[0][0]);
     items_.template expand<1>(masks_.x, a_[0][1]);
@@ -116,6 +121,11 @@ class WgmmaMultiplier {
   }
 
  private:
+  static constexpr bool kHasScales = operands != Operands::kNative;
+  using Items = std::conditional_t<kHasScales, KeptCodes<Type, false>, LaneItems>;
+  using Sums =
+      mma_units::WgmmaSums<Type, Shape, kHasScales ? TokenScales::kOptional : TokenScales::kNone,
+                           float, kHasScales ? static_cast<int>(1 / kWidenedByte<Type>) : 1>;
   static constexpr int kPanels = kUnitCols / kTileCols;
   static_assert(kPanels == kMaskWords, "a panel is decoded from one word of the masks");
   static constexpr uint32_t kSumsBytes = Shape::kTokens * kUnitRows * uint32_t{sizeof(float)};
@@ -215,19 +225,19 @@ class WgmmaMultiplier {
   const int rank_;    // of the block that this lane signals, in the cluster
   uint4 masks_ = {};  // of the unit, this lane's
   uint32_t starts_ = 0, values_ = 0;
-  LaneItems items_;
+  Items items_;
   uint32_t a_[2][4][4];  // of this panel and the next
   float sums_[Shape::kTokens / 2];
 };
 
 // Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() threads and
 // plan.shared_bytes(); `x` maps tiles of plan.copied_tokens() rows. Empty except on sm_90a.
-template <class Type, class Shape>
+template <class Type, class Shape, Operands operands>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     wgmma_kernel(const WgmmaArguments arguments, const __grid_constant__ TensorMap x) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   FS_DYNAMIC_SHARED(dynamic);
-  using Multiplier = WgmmaMultiplier<Type, Shape>;
+  using Multiplier = WgmmaMultiplier<Type, Shape, operands>;
   const uint32_t shared = shared_address(dynamic);
   const mma_units::WgmmaX<Shape> ring(arguments, shared);
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
@@ -250,9 +260,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-template <class Type>
+template <class Type, Operands operands>
 const WgmmaKernel* compiled_wgmma() {
-#define FS_COMPILED(tokens, groups) wgmma_kernel<Type, WgmmaShape<tokens, groups>>,
+#define FS_COMPILED(tokens, groups) wgmma_kernel<Type, WgmmaShape<tokens, groups>, operands>,
   static const WgmmaKernel compiled[] = {FS_TILED_BITMAP_WGMMA_SHAPES(FS_COMPILED)};
 #undef FS_COMPILED
   return compiled;

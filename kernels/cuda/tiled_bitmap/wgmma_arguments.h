@@ -8,7 +8,7 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// `units` are the lines of weight_packed; `scales` is null.
+// `units` are the lines of weight_packed; `scales` are null unless values are int8.
 struct WgmmaArguments : mma_units::WgmmaArguments {
   const int32_t* offsets;  // unit_offsets
   int ring_lines;          // ring of each warp in shared memory

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the wgmma kernel of tiled_bitmap over every case on stdin and writes y to stdout.
 //   case    int64 rows, cols, tokens, bfloat16, has_bias, seed, multiprocessors, shared_bytes,
-//           plan[6], lines; int32 unit_offsets[units + 1]; int32 weight_packed[lines][32];
+//           plan[6], lines, has_codes; int32 unit_offsets[units + 1]; int32 weight_packed[lines][32];
 //           uint16 x[tokens * stride], the stride being cols up to a multiple of 8; uint16
-//           bias[rows] if it has one
+//           bias[rows] if it has one; float scales[rows] if weight_packed has int8 values
 //           plan: the numbers of WgmmaPlan in their order, or -1 first to let the host plan for a
 //           GPU with these multiprocessors and bytes of shared memory
 //   answer  uint16 y[tokens * rows]
@@ -26,14 +26,23 @@ driver::DeviceArray<T> unwritten(size_t count) {
   return array;
 }
 
+const WgmmaKernel* compiled(bool has_codes, bool bfloat16) {
+  if (has_codes) {
+    return bfloat16 ? compiled_wgmma<BFloat16, Operands::kCodes>()
+                    : compiled_wgmma<Float16, Operands::kCodes>();
+  }
+  return bfloat16 ? compiled_wgmma<BFloat16, Operands::kNative>()
+                  : compiled_wgmma<Float16, Operands::kNative>();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const driver::Counting counting(argc, argv);
-  int64_t header[15];
+  int64_t header[16];
   while (driver::read_header(header)) {
     const int64_t rows = header[0], cols = header[1], tokens = header[2], lines = header[14];
-    const bool bfloat16 = header[3], has_bias = header[4];
+    const bool bfloat16 = header[3], has_bias = header[4], has_codes = header[15];
     const Gpu gpu{static_cast<int>(header[6]), header[7], 9};
     int numbers[6];
     for (int i = 0; i < 6; ++i) numbers[i] = static_cast<int>(header[8 + i]);
@@ -48,6 +57,7 @@ int main(int argc, char** argv) {
     const auto packed = driver::read<uint32_t>(lines * kLineWords);
     const auto x = driver::read<uint16_t>(tokens * stride);
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
+    const auto scales = driver::read<float>(has_codes ? rows : 0);
     const auto y = unwritten<uint16_t>(tokens * rows);
     const auto partials = unwritten<float>(plan.partial_floats(rows, tokens));
     const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows, tokens));
@@ -55,6 +65,7 @@ int main(int argc, char** argv) {
     WgmmaArguments arguments{};
     arguments.units = packed.get();
     arguments.offsets = offsets.get();
+    arguments.scales = has_codes ? scales.get() : nullptr;
     arguments.bias = has_bias ? bias.get() : nullptr;
     arguments.y = y.get();
     arguments.partials = partials.get();
@@ -64,8 +75,7 @@ int main(int argc, char** argv) {
     arguments.tokens = static_cast<int>(tokens);
     arguments.cut(plan);
     arguments.ring_lines = plan.ring_lines;
-    const WgmmaKernel kernel =
-        (bfloat16 ? compiled_wgmma<BFloat16>() : compiled_wgmma<Float16>())[plan.shape];
+    const WgmmaKernel kernel = compiled(has_codes, bfloat16)[plan.shape];
     const TensorMap map = emulated_map({x.get(), tokens, cols, stride, plan.copied_tokens()});
     simt::launch_clusters(plan.cluster(), plan.blocks(), plan.threads(), plan.shared_bytes(),
                           header[5], [&] { kernel(arguments, map); });

@@ -71,7 +71,7 @@ class TiledBitmap(UnstructuredFormat):
         )
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
-        if scheme.quantization is not None:
+        if scheme.rounds_activations:
             return super().implementations(scheme)
         return {
             FEW: Implementation(None, "tiled_bitmap for few tokens: mma"),
