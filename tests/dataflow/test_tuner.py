@@ -92,7 +92,7 @@ def test_zeros_anywhere_stay_zeros_where_values_are_codes(monkeypatch):
     copies = []
     monkeypatch.setattr(tuner.PackedWeight, "linear", lambda self, *a, **k: copies.append(self))
     scheme = get_format("tiled_bitmap").scheme(torch.float16, {"values": "int8"})
-    measure(packed_weight((64, 512), scheme, 0.3), torch.float16, CPU, Pretending(1, 1), 0, (7,))
+    measure(packed_weight((64, 512), scheme, 0.3), torch.float16, CPU, Pretending(1, 1, 1), 0, (7,))
     assert copies[0].density == pytest.approx(0.3, abs=0.02)
 
 
