@@ -13,7 +13,7 @@ from typing import NamedTuple
 import emulated_tiled_bitmap
 import numpy as np
 import torch
-from emulated_tiled_bitmap import CODES, NATIVE, OPTIONS
+from emulated_tiled_bitmap import NATIVE, OPTIONS
 from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
@@ -49,7 +49,7 @@ class Case:
     plan: Plan = Plan()
     gpu: tuple[int, int] = (4, 227 << 10)  # multiprocessors, bytes of shared memory
     seed: int = 0
-    operands: int = NATIVE  # of Operands; or CODES
+    operands: int = NATIVE  # of Operands
 
     def with_seeds(self) -> list[Case]:
         return [replace(self, seed=seed) for seed in SEEDS]
@@ -59,7 +59,7 @@ class Case:
         scheme = TiledBitmap().scheme(self.weight.dtype, OPTIONS[self.operands])
         packed, offsets, *scales = reference.pack(self.weight, scheme).values()
         header = [rows, cols, len(self.x), int(bfloat16), int(self.bias is not None), self.seed]
-        header += [*self.gpu, *self.plan, len(packed), int(self.operands == CODES)]
+        header += [*self.gpu, *self.plan, len(packed), self.operands]
         tensors = [offsets, packed, F.pad(self.x, (0, -cols % 8)).contiguous()]
         tensors += [] if self.bias is None else [self.bias]
         tensors += scales
@@ -92,6 +92,7 @@ def random_case(
 def random_codes(
     rows: int, cols: int, tokens: int, number: int = 0, density: float = 0.4, **rest
 ) -> Case:
-    """The same of int8 values with scales of rows."""
-    made = emulated_tiled_bitmap.random_codes(rows, cols, tokens, number, density, operands=CODES)
-    return Case(made.weight, made.x, made.bias, operands=CODES, **rest)
+    """The same of int8 values with scales of rows; 16-bit and rounded x by turns."""
+    made = emulated_tiled_bitmap.random_codes(rows, cols, tokens, number, density)
+    rest.setdefault("operands", made.operands)
+    return Case(made.weight, made.x, made.bias, **rest)

@@ -142,4 +142,4 @@ def require_all(binary: Path, cases: list[Case], **environment: str) -> list[Ten
 def judge(case: Case, y: Tensor) -> None:
     """y is the float64 product, of rounded activations where they are rounded."""
     rounded = case.operands == ROUNDED
-    require_exact(case.replace(x=rounded_tokens(case.x, INT8)) if rounded else case, y)
+    require_exact(replace(case, x=rounded_tokens(case.x, INT8)) if rounded else case, y)

@@ -71,13 +71,15 @@ Fit many_fit(int64_t) { return {-2.2, 0, 1.06}; }
 
 Launch plan_many(const Product& product, const Gpu& gpu) {
   return planned(product, gpu, product.tokens, many_fit, [&](int64_t tokens) {
-    return tiled_bitmap::price_wgmma(product.rows, product.cols, tokens, lines_of(product), gpu);
+    return tiled_bitmap::price_wgmma(product.rows, product.cols, tokens, lines_of(product), gpu,
+                                     operands_of(product));
   });
 }
 
 std::vector<Launch> list_many(const Product& product, const Gpu& gpu) {
   return compared(product, gpu, product.tokens, many_fit, [&](int64_t tokens) {
-    return tiled_bitmap::list_wgmma(product.rows, product.cols, tokens, lines_of(product), gpu);
+    return tiled_bitmap::list_wgmma(product.rows, product.cols, tokens, lines_of(product), gpu,
+                                    operands_of(product));
   });
 }
 
@@ -102,7 +104,6 @@ Shapes many_shapes() {
 
 }  // namespace
 
-// "sparse" is W8A8, which has one kernel: that for few tokens.
 Format tiled_bitmap_planners() {
   return {"tiled_bitmap",
           choose,

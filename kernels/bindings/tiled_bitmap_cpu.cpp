@@ -173,7 +173,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def(
       "tiled_bitmap_linear_rounded(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
       "Tensor weight_scale, int out_features, ScalarType weight_dtype, str values, "
-      "Tensor? bias=None, int? sparse_tokens=None) -> Tensor");
+      "Tensor? bias=None, int? sparse_tokens=None, int? few_tokens=None) -> Tensor");
   m.def(
       "tiled_bitmap_to_interleaved_bitmap(Tensor weight_packed, Tensor unit_offsets, "
       "int out_features, int in_features, int item_bits=16) -> "

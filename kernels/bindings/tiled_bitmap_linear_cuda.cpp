@@ -103,9 +103,15 @@ void wgmma_product(const LinearInputs& inputs, const BitmapUnits& units, Operand
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
+  std::optional<RoundedX> rounded;
+  if (operands == Operands::kRounded) {
+    rounded.emplace(x, tokens, gpu.has_dependent_launch() && begins_early(inputs.x));
+  }
   const auto plan = launch_of(
       "tiled_bitmap", rows, cols, tokens, tiled_bitmap::WgmmaPlan{},
-      [&] { return tiled_bitmap::plan_wgmma(rows, cols, tokens, units.lines.size(0), gpu); },
+      [&] {
+        return tiled_bitmap::plan_wgmma(rows, cols, tokens, units.lines.size(0), gpu, operands);
+      },
       [&](const auto& own) { return own.broken_rule(rows, cols, tokens, gpu); });
   Partials partials(x, plan.partial_floats(rows, tokens));
   tiled_bitmap::WgmmaArguments arguments{};
@@ -124,7 +130,12 @@ void wgmma_product(const LinearInputs& inputs, const BitmapUnits& units, Operand
     STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
   }
   const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
-  const TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
+  TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
+  if (rounded) {
+    arguments.x_scales = rounded->scales.const_data_ptr<float>();
+    const int64_t width = row_length(rounded->codes) / 2;  // in 16 bits
+    map = {bits(rounded->codes), tokens, width, width, plan.copied_tokens()};
+  }
   STD_CUDA_CHECK(cuda::tiled_bitmap_wgmma(arguments, map, plan, operands, bfloat16, stream));
 }
 
@@ -223,24 +234,29 @@ Tensor product(const Tensor& x, const BitmapUnits& units, int64_t rows, ScalarTy
 Tensor tiled_bitmap_linear_rounded(const Tensor& x, const Tensor& lines, const Tensor& offsets,
                                    const Tensor& scales_, int64_t rows, ScalarType weight_dtype,
                                    const std::string& values, const std::optional<Tensor>& bias,
-                                   std::optional<int64_t> sparse_tokens) {
-  check_sparse_tokens(sparse_tokens);
+                                   std::optional<int64_t> sparse_tokens,
+                                   std::optional<int64_t> few_tokens) {
+  check_sparse_tokens(sparse_tokens, few_tokens);
   check_rounded(values, x.size(x.dim() - 1));
   const std::optional<Tensor> scales(scales_);
   const BitmapUnits units{lines, offsets, scales};
-  return product(
-      x, units, rows, weight_dtype, bias,
-      [&](const LinearInputs& inputs, const Gpu& gpu, Tensor& y) {
-        const Kernel kernel = chosen_kernel("tiled_bitmap", {Kernel::kSparse}, true, [&] {
-          return tiled_bitmap::choose_kernel(rows, inputs.in_features, inputs.tokens, gpu,
-                                             Operands::kRounded, {sparse_tokens, {}});
-        });
-        if (kernel == Kernel::kUnpacked) {
-          unpacked_rounded_product(inputs, units, gpu, y);
-        } else {
-          sparse_product(inputs, units, Operands::kRounded, gpu, y);
-        }
-      });
+  return product(x, units, rows, weight_dtype, bias,
+                 [&](const LinearInputs& inputs, const Gpu& gpu, Tensor& y) {
+                   const Operands operands = Operands::kRounded;
+                   const auto choose = [&] {
+                     return tiled_bitmap::choose_kernel(rows, inputs.in_features, inputs.tokens,
+                                                        gpu, operands, {sparse_tokens, few_tokens});
+                   };
+                   const Kernel kernel =
+                       chosen_kernel("tiled_bitmap", {Kernel::kFew, Kernel::kMany}, true, choose);
+                   if (kernel == Kernel::kMany) {
+                     wgmma_product(inputs, units, operands, gpu, y);
+                   } else if (kernel == Kernel::kUnpacked) {
+                     unpacked_rounded_product(inputs, units, gpu, y);
+                   } else {
+                     sparse_product(inputs, units, operands, gpu, y);
+                   }
+                 });
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {

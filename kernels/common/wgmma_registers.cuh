@@ -17,6 +17,12 @@ template <class Type, int tokens>
 __device__ __forceinline__ void wgmma_registers(float (&d)[tokens / 2], const uint32_t (&a)[4],
                                                 uint64_t b);
 
+// d [64, tokens] += a [64, 32] times b [tokens, 32] transposed, all of int8; exact if the sums fit
+// in 32 bits. `a` is a warp's A of mma m16n8k32.
+template <int tokens>
+__device__ __forceinline__ void wgmma_registers_int8(int32_t (&d)[tokens / 2],
+                                                     const uint32_t (&a)[4], uint64_t b);
+
 #define FS_WGMMA(tokens, Type, name)                                                  \
   template <>                                                                         \
   __device__ __forceinline__ void wgmma_registers<Type, tokens>(                      \
@@ -28,6 +34,19 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[tokens / 2], const ui
   }
 FS_WGMMA_WIDTHS(FS_WGMMA, Float16, "f16")
 FS_WGMMA_WIDTHS(FS_WGMMA, BFloat16, "bf16")
+#undef FS_WGMMA
+
+#define FS_WGMMA(tokens, ...)                                           \
+  template <>                                                           \
+  __device__ __forceinline__ void wgmma_registers_int8<tokens>(         \
+      int32_t (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b) {   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #tokens            \
+                 "k32.s32.s8.s8"                                        \
+                 " " FS_WGMMA_OPERANDS_##tokens ", 1;"                  \
+                 : FS_WGMMA_SUMS_##tokens("r")                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)); \
+  }
+FS_WGMMA_WIDTHS(FS_WGMMA, )
 #undef FS_WGMMA
 
 #else
@@ -56,12 +75,33 @@ inline std::vector<uint16_t> read_register_operands(const simt::Product& product
   return operands;
 }
 
+// Two 8-bit elements lie where one of 16 bits would.
+inline void add_int8_wgmma(const simt::Product& product, float* sums) {
+  const auto byte = [](const uint16_t* row, int k) {
+    return int{static_cast<int8_t>(row[k / 2] >> k % 2 * 8)};
+  };
+  for (int i = 0; i < product.tokens / 2; ++i) {
+    const uint16_t* const row = &product.operands[i / 2 % 2 * kWgmmaDepth];
+    const uint16_t* const column = &product.operands[(2 + i / 4 * 2 + i % 2) * kWgmmaDepth];
+    int32_t sum = 0;
+    std::memcpy(&sum, sums + i, sizeof sum);
+    for (int k = 0; k < 2 * kWgmmaDepth; ++k) {
+      if (__builtin_add_overflow(sum, byte(row, k) * byte(column, k), &sum))
+        simt::fail("an int32 sum of a wgmma overflows (%s:%d)", product.place.file_name(),
+                   product.place.line);
+    }
+    std::memcpy(sums + i, &sum, sizeof sum);
+  }
+}
+
 inline void issue_registers(float* d, int tokens, const float* floats, const uint32_t* a,
-                            uint64_t b, simt::Place place) {
+                            uint64_t b, simt::Place place,
+                            void (*add)(const simt::Product&, float*) = nullptr) {
   simt::Product product{read_register_operands, tokens, floats, d, place};
   {
     const simt::sanitizers::Unwatched unwatched;
     check_wgmma_begun(place);
+    product.add = add;
     product.b = check_wgmma_operand(b, tokens, "B", place);
     product.registers = a;
     std::memcpy(product.given, a, sizeof product.given);
@@ -84,6 +124,14 @@ void wgmma_registers(float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b,
   static_assert(kIsWgmmaWidth<tokens>, "as for the GPU");
   static_assert(std::is_same_v<Type, Float16> || std::is_same_v<Type, BFloat16>, "as for the GPU");
   detail::issue_registers(d, tokens, detail::kFloats<Type>.data(), a, b, place);
+}
+
+template <int tokens>
+void wgmma_registers_int8(int32_t (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b,
+                          simt::Place place = simt::Place::here()) {
+  static_assert(kIsWgmmaWidth<tokens>, "as for the GPU");
+  detail::issue_registers(reinterpret_cast<float*>(d), tokens, nullptr, a, b, place,
+                          detail::add_int8_wgmma);
 }
 
 #endif

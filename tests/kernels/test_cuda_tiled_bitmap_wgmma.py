@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from emulated_bitmap_wgmma import SHAPES, Case, Plan, random_case, random_codes
 from emulated_linear import require_exact
-from emulated_tiled_bitmap import INT8, require_all, run, split
+from emulated_tiled_bitmap import CODES, INT8, ROUNDED, require_all, run, split
 from emulation import (
     EMULATOR_EXIT_CODE,
     KERNELS,
@@ -23,6 +25,7 @@ from emulation import (
     with_switched_barriers,
 )
 
+from flashsparse_plugin.formats.values.activations import quantise_tokens
 from flashsparse_plugin.formats.values.types import to_codes
 
 DRIVER = "tiled_bitmap/wgmma_driver"
@@ -41,7 +44,11 @@ def planned(
     return case(rows, 300, tokens // 2 + 3 * number, number, plan=plan)
 
 
-@pytest.mark.parametrize("case", [random_case, random_codes])
+def of_codes(operands: int):
+    return partial(random_codes, operands=operands)
+
+
+@pytest.mark.parametrize("case", [random_case, of_codes(CODES), of_codes(ROUNDED)])
 def test_every_compiled_shape_is_right(driver, case):
     """Alone, in clusters; tiles that clusters share, own, or own two of."""
     cases = [
@@ -81,8 +88,10 @@ def test_every_density_of_codes_is_right(driver):
     """The same of int8 values, four of which are in a word: rings of several units, and columns
     that are full, whose last word is at the end of the unit."""
     cases = [
-        random_codes(130, 1100, 9, number, density, plan=Plan(SMALL, 1, 1, 2, 2, ring))
+        random_codes(130, 1100, 9, number, density, plan=plan, operands=operands)
         for number, (density, ring) in enumerate([(0, 72), (0.02, 160), (0.5, 72), (1, 80)])
+        for plan in [Plan(SMALL, 1, 1, 2, 2, ring)]
+        for operands in (CODES, ROUNDED)
     ]
     skewed = random_codes(130, 1100, 9, 4, 0.1, plan=Plan(SMALL, 1, 1, 2, 1, 160))
     weight = torch.zeros_like(skewed.weight)
@@ -90,8 +99,21 @@ def test_every_density_of_codes_is_right(driver):
     weight[32:48, 256:512] = 1.5
     weight[:, 300:303] = -0.75
     codes = to_codes(weight, INT8, None)
-    cases += [replace(skewed, weight=codes), replace(skewed, weight=codes, plan=cases[0].plan)]
+    for operands, plan in product((CODES, ROUNDED), (skewed.plan, cases[0].plan)):
+        cases.append(replace(skewed, weight=codes, plan=plan, operands=operands))
     require_all(driver(DRIVER, "plain"), cases)
+
+
+def test_sums_of_rounded_activations_are_exact(driver):
+    """Integers, whose sum has more bits than a float, rounded once and then scaled."""
+    case = random_codes(40, 4100, 5, 3, 0.9, operands=ROUNDED, plan=Plan(SMALL, 1, 1, 2, 2))
+    case = replace(case, weight=case.weight.abs(), x=case.x.abs() + 99, bias=None)
+    (y,) = split(run(driver(DRIVER, "plain"), [case]).stdout, [case])
+    codes, scales = quantise_tokens(case.x, INT8)
+    row_scales = case.weight.float().amax(1) / 127
+    sums = codes.long() @ (case.weight.float() / row_scales[:, None]).long().T
+    assert (sums.float().long() != sums).any()
+    assert torch.equal(y, (sums.float() * scales * row_scales).to(y.dtype))
 
 
 def test_blocks_behind_each_other_add_up_their_sums(driver):
@@ -114,8 +136,8 @@ def test_every_product_as_it_is_planned(driver):
 def test_schedules_give_the_same_bits(driver):
     """Also sums between clusters, whichever comes last."""
     case = random_case(140, 800, 9, 1, plan=Plan(SMALL, 2, 1, 2, 3))
-    codes = random_codes(140, 800, 9, 2, plan=case.plan)
-    for each in (case, replace(case, plan=Plan(SMALL, 1, 2, 2, 2)), codes):
+    codes = [random_codes(140, 800, 9, 1, plan=case.plan, operands=n) for n in (CODES, ROUNDED)]
+    for each in (case, replace(case, plan=Plan(SMALL, 1, 2, 2, 2)), *codes):
         found = require_all(driver(DRIVER, "plain"), each.with_seeds())
         assert all(torch.equal(y, found[0]) for y in found)
 
@@ -158,7 +180,8 @@ def sanitized_cases() -> list[Case]:
         case,
         replace(case, plan=Plan(SMALL, 1, 1, 2, 3, 100), seed=7),
         replace(case, plan=Plan(SMALL, 1, 2, 2, 2)),
-        random_codes(100, 800, 9, 2, plan=Plan(SMALL, 1, 1, 2, 3, 80), seed=7),
+        random_codes(100, 800, 9, 1, plan=Plan(SMALL, 1, 1, 2, 3, 80), seed=7),
+        random_codes(100, 800, 9, 2, plan=Plan(SMALL, 2, 1, 2, 3, 80), seed=7),
     ]
 
 
@@ -217,7 +240,7 @@ def test_registers_of_a_product_that_are_overwritten_are_caught():
 @pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(
-    ("tokens", "groups", "operands"), [(256, 2, "Native"), (144, 3, "Native"), (144, 3, "Codes")]
+    ("tokens", "groups", "operands"), [(256, 2, "Native"), (144, 3, "Codes"), (256, 2, "Rounded")]
 )
 def test_products_stay_asynchronous(tmp_path, tokens, groups, operands):
     """Of the shapes with the most sums in the registers that 2 and 3 warpgroups leave to a thread.

@@ -13,8 +13,8 @@
 
 namespace flashsparse::mma_units {
 
-// `restored`: by what sums are multiplied besides, as products of widened values are that much too small
-// (kWidenedByte in widen.cuh).
+// `restored`: by what sums are multiplied besides, as products of widened values are that much too
+// small (kWidenedByte in widen.cuh).
 template <class Type, TokenScales token_scales, int restored>
 class WgmmaY {
  public:

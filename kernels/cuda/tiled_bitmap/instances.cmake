@@ -7,7 +7,7 @@ foreach(operands Native Codes Rounded)
   endforeach()
 endforeach()
 foreach(dtype Float16 BFloat16)
-  foreach(operands Native Codes)
+  foreach(operands Native Codes Rounded)
     instantiate(sm_90a/wgmma_${operands}_${dtype} wgmma.cuh
                 "const WgmmaKernel* compiled_wgmma<${dtype}, Operands::k${operands}>()")
   endforeach()

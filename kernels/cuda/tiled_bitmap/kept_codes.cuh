@@ -29,13 +29,21 @@ class KeptCodes {
     place_ = values / 4 + start / kLineWords * kItem;
   }
 
-  // Produces A of 16 rows x 16 columns for 16-bit x: step 0 to 3 of a panel of 64 columns, whose mask
-  // word of this lane is `mask`.
-  template <int step>
+  // Produces A of wgmma from a mask word of this lane, which is for 64 columns: a quarter of them
+  // for 16-bit x, `part` 0 to 3; half of them, as signed bytes, for int8 x, `part` 0 or 1.
+  template <int part>
   __device__ __forceinline__ void expand(uint32_t mask, uint32_t (&a)[4]) {
-    constexpr int kFirst = 2 * step, kSecond = 2 * step + 1;  // bits of each byte
-    widen_bytes<Type>(next_four<kFirst % 3>(mask >> kFirst / 3 * 3), a[0], a[1]);
-    widen_bytes<Type>(next_four<kSecond % 3>(mask >> kSecond / 3 * 3), a[2], a[3]);
+    if constexpr (by_codes) {
+      uint32_t four[4];
+      next_fours<part>(mask, four);
+      join(four, a);
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) a[i] = keep(a[i] ^ kCodeZero * 0x01010101u);
+    } else {
+      constexpr int kFirst = 2 * part, kSecond = 2 * part + 1;  // bits of each byte
+      widen_bytes<Type>(next_four<kFirst % 3>(mask >> kFirst / 3 * 3), a[0], a[1]);
+      widen_bytes<Type>(next_four<kSecond % 3>(mask >> kSecond / 3 * 3), a[2], a[3]);
+    }
   }
 
   // Produces the A operands of two mma. 16-bit x: 32 columns, bits 4 part to 4 part + 3 of each

@@ -10,8 +10,8 @@
 namespace flashsparse::tiled_bitmap {
 
 // Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Where
-// x is quantized, too, there is none for many tokens, and the library's int8 product takes nearly
-// as long for 65 tokens as for 128.
+// x is quantized, too, that is the kernel for few: the library's int8 product takes nearly as long
+// for 65 tokens as for 128.
 constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu, Operands operands) {
   if (operands == Operands::kRounded) return rows * cols > 96 << 20 ? 192 : 64;
   return gpu.has_wgmma() ? 1024 : 128;
@@ -30,8 +30,10 @@ inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gp
                             Operands operands, const TokenLimits& limits = {}) {
   if (tokens > limits.sparse.value_or(max_sparse_tokens(rows, cols, gpu, operands)))
     return Kernel::kUnpacked;
-  if (operands == Operands::kRounded) return Kernel::kSparse;
-  const int64_t few = operands == Operands::kCodes ? kFewTokensOfCodes : kFewTokens;
+  // W8A8's kernel for many has not been timed: the caller's limits have to ask for it.
+  const int64_t few = operands == Operands::kNative  ? kFewTokens
+                      : operands == Operands::kCodes ? kFewTokensOfCodes
+                                                     : tokens;
   return gpu.has_wgmma() && tokens > limits.few.value_or(few) ? Kernel::kMany : Kernel::kFew;
 }
 

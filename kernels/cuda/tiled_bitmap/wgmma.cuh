@@ -15,7 +15,8 @@
 // shared memory 512 for B, 256 for the copies of x and, for a weight with half zeros, 79 for its
 // copies and 202 for what its lanes read: 1049.
 //
-// Int8 values take half of the memory and of the copies; they are widened where they are decoded.
+// Int8 values take half of the memory and of the copies. They are widened where they are decoded,
+// or, where x is quantized to int8, too, multiplied as they are: then a panel has 128 columns.
 #pragma once
 #include <type_traits>
 
@@ -95,10 +96,10 @@ class WgmmaMultiplier {
     units_.fill();
     if (kHasScales) store.expect(tiles_);
     open();
-    items_.template expand<0>(masks_.x, a_[0][0]);
-    items_.template expand<1>(masks_.x, a_[0][1]);
-    items_.template expand<2>(masks_.x, a_[0][2]);
-    items_.template expand<3>(masks_.x, a_[0][3]);
+    decode<0, 0>();
+    decode<0, 1>();
+    decode<0, 2>();
+    decode<0, 3>();
     units_.fill();
     FS_NO_UNROLL
     while (!tiles_.ended()) {
@@ -122,31 +123,49 @@ class WgmmaMultiplier {
 
  private:
   static constexpr bool kHasScales = operands != Operands::kNative;
-  using Items = std::conditional_t<kHasScales, KeptCodes<Type, false>, LaneItems>;
-  using Sums =
-      mma_units::WgmmaSums<Type, Shape, kHasScales ? TokenScales::kOptional : TokenScales::kNone,
-                           float, kHasScales ? static_cast<int>(1 / kWidenedByte<Type>) : 1>;
-  static constexpr int kPanels = kUnitCols / kTileCols;
-  static_assert(kPanels == kMaskWords, "a panel is decoded from one word of the masks");
+  static constexpr bool kByCodes = operands == Operands::kRounded;
+  using Items = std::conditional_t<kHasScales, KeptCodes<Type, kByCodes>, LaneItems>;
+  using Sum = std::conditional_t<kByCodes, int32_t, float>;
+  using Sums = mma_units::WgmmaSums<
+      Type, Shape,
+      kByCodes     ? TokenScales::kAlways
+      : kHasScales ? TokenScales::kOptional
+                   : TokenScales::kNone,
+      Sum, operands == Operands::kCodes ? static_cast<int>(1 / kWidenedByte<Type>) : 1>;
+  static constexpr int kPanels = wgmma_panels(operands);
+  static constexpr int kWords = kMaskWords / kPanels;  // of the masks, for a panel
   static constexpr uint32_t kSumsBytes = Shape::kTokens * kUnitRows * uint32_t{sizeof(float)};
 
   // Multiplies by a unit, whose first panel is in a_.
   __device__ __forceinline__ void step(bool first) {
-    multiply<0>(first, masks_.y);
-    multiply<1>(false, masks_.z);
-    multiply<2>(false, masks_.w);
+    multiply<0>(first);
+    if constexpr (kPanels > 2) {
+      multiply<1>(false);
+      multiply<2>(false);
+    }
     units_.release();
     units_.fill();
-    multiply<3>(false, masks_.x);
+    multiply<kPanels - 1>(false);
   }
 
-  // Multiplies by a panel and decodes the next one, whose mask is `next`. Waits for the products
-  // whose A is overwritten, and releases the previous panel of x when the products that read it
-  // have ended.
+  // Decodes a panel's A of the `part`-th of its four products.
+  template <int panel, int part>
+  __device__ __forceinline__ void decode() {
+    constexpr int kParts = 4 / kWords;  // of a word
+    constexpr int kWord = panel % kPanels * kWords + part / kParts;
+    const uint32_t mask = kWord == 0   ? masks_.x
+                          : kWord == 1 ? masks_.y
+                          : kWord == 2 ? masks_.z
+                                       : masks_.w;
+    items_.template expand<part % kParts>(mask, a_[panel % 2][part]);
+  }
+
+  // Multiplies by a panel and decodes the next one. Waits for the products whose A is overwritten,
+  // and releases the previous panel of x when the products that read it have ended.
   template <int panel>
-  __device__ __forceinline__ void multiply(bool first, const uint32_t& next) {
+  __device__ __forceinline__ void multiply(bool first) {
+    constexpr int kNext = panel + 1;
     uint32_t (&a)[4][4] = a_[panel % 2];
-    uint32_t (&decoded)[4][4] = a_[(panel + 1) % 2];
     mbarrier_wait(x_.full(), x_.parity());
     const uint64_t x = first_panel_ + x_.stage() * (Shape::kPanelBytes / 16);
     const uint32_t used = used_;
@@ -156,41 +175,47 @@ class WgmmaMultiplier {
       multiply_columns<0, 4>(a, x);
       wgmma_wait_but<1>();
       if (!first) release(used);
-      begin_panel<panel + 1>();
-      items_.template expand<0>(next, decoded[0]);
-      items_.template expand<1>(next, decoded[1]);
-      items_.template expand<2>(next, decoded[2]);
-      items_.template expand<3>(next, decoded[3]);
+      begin_panel<kNext>();
+      decode<kNext, 0>();
+      decode<kNext, 1>();
+      decode<kNext, 2>();
+      decode<kNext, 3>();
     } else {
       multiply_columns<0, 1>(a, x);
       wgmma_wait_but<4>();
-      begin_panel<panel + 1>();
-      items_.template expand<0>(next, decoded[0]);
+      begin_panel<kNext>();
+      decode<kNext, 0>();
       multiply_columns<1, 2>(a, x);
       wgmma_wait_but<2>();
       if (!first) release(used);
-      items_.template expand<1>(next, decoded[1]);
+      decode<kNext, 1>();
       multiply_columns<2, 3>(a, x);
-      items_.template expand<2>(next, decoded[2]);
+      decode<kNext, 2>();
       multiply_columns<3, 4>(a, x);
-      items_.template expand<3>(next, decoded[3]);
+      decode<kNext, 3>();
     }
   }
 
-  // Issues one wgmma group: products of 16 columns each, from `begin` to `end` of the panel's four.
+  // Issues one wgmma group: products of 32 bytes of columns each, from `begin` to `end` of the
+  // panel's four.
   template <int begin, int end>
   __device__ __forceinline__ void multiply_columns(const uint32_t (&a)[4][4], uint64_t x) {
     wgmma_begin();
     FS_UNROLL
-    for (int i = begin; i < end; ++i)
-      wgmma_registers<Type, Shape::kTokens>(sums_, a[i], wgmma_moved(x, i * 32));
+    for (int i = begin; i < end; ++i) {
+      if constexpr (kByCodes) {
+        wgmma_registers_int8<Shape::kTokens>(sums_, a[i], wgmma_moved(x, i * 32));
+      } else {
+        wgmma_registers<Type, Shape::kTokens>(sums_, a[i], wgmma_moved(x, i * 32));
+      }
+    }
     wgmma_commit();
   }
 
   // Before panel `panel` is decoded: moves to run 1, or to the next unit.
   template <int panel>
   __device__ __forceinline__ void begin_panel() {
-    if constexpr (panel == kRunMasks) items_.begin(values_, starts_ >> 16);
+    if constexpr (panel * kWords == kRunMasks) items_.begin(values_, starts_ >> 16);
     if constexpr (panel == kPanels) open();
   }
 
@@ -227,7 +252,7 @@ class WgmmaMultiplier {
   uint32_t starts_ = 0, values_ = 0;
   Items items_;
   uint32_t a_[2][4][4];  // of this panel and the next
-  float sums_[Shape::kTokens / 2];
+  Sum sums_[Shape::kTokens / 2];
 };
 
 // Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() threads and
@@ -252,7 +277,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   } else {
     setmaxnreg_dec<Shape::kCopying>();
     if (threadIdx.x == Shape::kUnits * 32) {
-      mma_units::copy_x<Shape, kUnitCols / kTileCols>(arguments, x, ring);
+      mma_units::copy_x<Shape, wgmma_panels(operands)>(arguments, x, ring);
     }
     end_products(arguments);
   }

@@ -11,9 +11,9 @@
 namespace flashsparse::cuda {
 
 // Needs a plan whose broken_rule() is null for this product, tensors that tiled_bitmap_validate
-// accepts, and compute capability 9.0. `operands` are native or codes. The tiles of `x` have plan.copied_tokens() rows.
+// accepts, and compute capability 9.0. The tiles of `x` have plan.copied_tokens() rows.
 cudaError_t tiled_bitmap_wgmma(const tiled_bitmap::WgmmaArguments& arguments, const TiledMatrix& x,
-                               const tiled_bitmap::WgmmaPlan& plan,
-                               tiled_bitmap::Operands operands, bool bfloat16, cudaStream_t stream);
+                               const tiled_bitmap::WgmmaPlan& plan, tiled_bitmap::Operands operands,
+                               bool bfloat16, cudaStream_t stream);
 
 }  // namespace flashsparse::cuda

@@ -10,7 +10,7 @@ namespace flashsparse::tiled_bitmap {
 
 using WgmmaKernel = void (*)(WgmmaArguments, TensorMap);
 
-// Indexed like kWgmmaShapes. Type is Float16 or BFloat16; operands kNative or kCodes.
+// Indexed like kWgmmaShapes. Type is Float16 or BFloat16.
 template <class Type, Operands operands>
 const WgmmaKernel* compiled_wgmma();
 

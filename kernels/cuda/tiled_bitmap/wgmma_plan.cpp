@@ -12,8 +12,6 @@ using mma_units::kMostCluster;
 using mma_units::kMostXStages;
 using mma_units::kPanelBytes;
 
-constexpr int kPanelCols = 64, kStepPanels = kUnitCols / kPanelCols;
-
 // Of an H200. Memory bandwidth, clock and cluster overhead are those fitted for sparse_24
 // (cuda/sparse_24/wgmma_plan.cpp): bytes per microsecond and SM, clocks per microsecond, and the
 // time of shared memory over the budget at the head of wgmma.cuh.
@@ -23,11 +21,14 @@ constexpr double kCluster = 0.01;  // share of the time, for each doubling of th
 constexpr double kLatency = 1.0;   // of a copy, under load
 constexpr double kL2Bytes = 25e6;  // of x that stay in the L2 while the weight streams through
 // Wavefronts of shared memory per 16x256 block, besides the copy of its lines: counted.
-constexpr double kUnitTurns = 101;
+constexpr double unit_turns(Operands operands) { return operands == Operands::kNative ? 101 : 69; }
 // Fitted to 2,340 launches of this kernel for 32 to 256 tokens, with 50% to 90% zeros
 // (benchmarks/gpu/steps.py). Clocks to decode a panel, per warpgroup and per token; three
 // warpgroups hide more of them.
 constexpr double kGroupClocks = 272, kTokenClocks = 1.82, kThreeGroups = 0.94;
+// A panel of W8A8 has twice the columns, for which it takes 11/14 of the instructions: not
+// measured.
+constexpr double decoded(Operands operands) { return operands == Operands::kRounded ? 1.6 : 1; }
 constexpr double kL2 = 69.5e3;     // bytes per microsecond and SM
 constexpr double kLaunch = 2.4;    // until the first x and weight have arrived
 constexpr double kTile = 0.6;      // prologue and epilogue of a tile
@@ -47,31 +48,32 @@ int64_t slots_of(int cluster, const Gpu& gpu) {
 }  // namespace
 
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
-                  const Gpu& gpu) {
+                  const Gpu& gpu, Operands operands) {
+  const int step_panels = wgmma_panels(operands);
   const double groups = plan.info().groups, width = plan.info().tokens;
   const double unit_lines = static_cast<double>(lines) / static_cast<double>(units(rows, cols));
   const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
   const double panels =
-      static_cast<double>(ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * kStepPanels);
+      static_cast<double>(ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * step_panels);
   // Per panel: bytes of the block's weight and of x, clocks of shared memory and of decoding.
-  const double block_units = static_cast<double>(plan.warps()) / kStepPanels;
+  const double block_units = static_cast<double>(plan.warps()) / step_panels;
   const double written = std::min<double>(width, static_cast<double>(tokens));
   const double weight = block_units * unit_lines * kLineBytes, x = written * kPanelBytes;
-  const double shared = groups * width + width + block_units * (unit_lines + kUnitTurns);
-  const double decoding =
-      groups * (kGroupClocks + kTokenClocks * width) * (groups > 2 ? kThreeGroups : 1);
+  const double shared = groups * width + width + block_units * (unit_lines + unit_turns(operands));
+  const double decoding = groups * (decoded(operands) * kGroupClocks + kTokenClocks * width) *
+                          (groups > 2 ? kThreeGroups : 1);
   const double clocks = std::max(kShared * shared, decoding) / kClock;
   const double token_tiles = static_cast<double>(ceil_div(tokens, plan.info().tokens));
   const bool shares = plan.shares_tiles(rows, tokens), even = plan.clusters % tiles == 0;
   // Under stream-K, clusters do not read the same x at the same time.
-  const double x_bytes = 2.0 * static_cast<double>(cols) * static_cast<double>(tokens);
-  const bool strays = shares && !even && token_tiles > 1 && x_bytes > kL2Bytes;
+  const double all_x = x_bytes(operands) * static_cast<double>(cols) * static_cast<double>(tokens);
+  const bool strays = shares && !even && token_tiles > 1 && all_x > kL2Bytes;
   const double memory = strays ? weight + x : weight / token_tiles;
   // 16x256 blocks in flight while one is decoded.
   const double room = std::floor(plan.ring_lines / (unit_lines + 3));
   const double ahead = std::max(0.5, std::min<double>(room, kUnitsAhead) - 1);
-  const double waiting = kLatency / ahead / kStepPanels;
+  const double waiting = kLatency / ahead / step_panels;
   const double busy = (1 + kCluster * std::log2(plan.cluster())) *
                       std::max({memory / kMemory, (weight + x / plan.down) / kL2, clocks, waiting});
   const double own_tiles = std::max(1.0, static_cast<double>(tiles) / plan.clusters);
@@ -137,7 +139,7 @@ bool divide_shared(WgmmaPlan& plan, int64_t unit_lines, const Gpu& gpu) {
 // Calls body(plan, cost) for each candidate launch.
 template <class Body>
 void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, int64_t unit_lines, const Gpu& gpu,
-                   const Body& body) {
+                   Operands operands, const Body& body) {
   const int64_t lines = unit_lines * units(rows, cols);
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
     for (int down = 1; down <= kMostCluster; down *= 2) {
@@ -150,7 +152,7 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, int64_t unit_line
                                        tiles * std::max<int64_t>(slots / tiles, 1)}) {
           plan.clusters = static_cast<int>(std::min(clusters, tiles * plan.tile_steps(cols)));
           if (!plan.broken_rule(rows, cols, tokens, gpu))
-            body(plan, wgmma_cost(plan, rows, cols, tokens, lines, gpu));
+            body(plan, wgmma_cost(plan, rows, cols, tokens, lines, gpu, operands));
         }
       }
     }
@@ -160,20 +162,26 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, int64_t unit_line
 }  // namespace
 
 Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
-                              const Gpu& gpu) {
+                              const Gpu& gpu, Operands operands) {
   const int64_t unit_lines = ceil_div(lines, units(rows, cols));
-  const std::array<int64_t, 6> key{
-      rows, cols, tokens, unit_lines, gpu.multiprocessors, gpu.shared_bytes};
+  const std::array<int64_t, 7> key{rows,
+                                   cols,
+                                   tokens,
+                                   unit_lines,
+                                   gpu.multiprocessors,
+                                   gpu.shared_bytes,
+                                   static_cast<int64_t>(operands)};
   return remembered(key, [&] {
-    return cheapest<WgmmaPlan>(
-        [&](const auto& body) { for_each_plan(rows, cols, tokens, unit_lines, gpu, body); });
+    return cheapest<WgmmaPlan>([&](const auto& body) {
+      for_each_plan(rows, cols, tokens, unit_lines, gpu, operands, body);
+    });
   });
 }
 
 std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
-                                          const Gpu& gpu) {
+                                          const Gpu& gpu, Operands operands) {
   return listed<WgmmaPlan>([&](const auto& body) {
-    for_each_plan(rows, cols, tokens, ceil_div(lines, units(rows, cols)), gpu, body);
+    for_each_plan(rows, cols, tokens, ceil_div(lines, units(rows, cols)), gpu, operands, body);
   });
 }
 

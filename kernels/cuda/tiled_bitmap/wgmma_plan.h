@@ -9,6 +9,7 @@
 #include "cuda/mma_units/wgmma_shape.h"
 #include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
+#include "cuda/tiled_bitmap/operands.h"
 #include "formats/tiled_bitmap.h"
 
 namespace flashsparse::tiled_bitmap {
@@ -34,6 +35,11 @@ inline constexpr mma_units::WgmmaShapeInfo kWgmmaShapes[] = {
     FS_TILED_BITMAP_WGMMA_SHAPES(FS_TILED_BITMAP_WGMMA_INFO)};
 #undef FS_TILED_BITMAP_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
+
+// Panels of x for a step: of 128 bytes of a token, 64 columns or, of int8, 128.
+FS_HOST_DEVICE constexpr int wgmma_panels(Operands operands) {
+  return kUnitCols * x_bytes(operands) / mma_units::kPanelBytes;
+}
 
 inline constexpr int kUnitsAhead = 4;  // 16x256 blocks that a warp has in shared memory at most
 inline constexpr int kLeastRingLines = kMostLines + 3;  // a block, and what is read past its end
@@ -85,17 +91,17 @@ struct WgmmaPlan {
 // The launch for tokens >= 1 on a GPU with wgmma and `lines` of the whole weight, and its cost in
 // microseconds; then every launch that it was compared with.
 Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
-                              const Gpu& gpu);
+                              const Gpu& gpu, Operands operands);
 std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
-                                          const Gpu& gpu);
+                                          const Gpu& gpu, Operands operands);
 
 inline WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
-                            const Gpu& gpu) {
-  return price_wgmma(rows, cols, tokens, lines, gpu).launch;
+                            const Gpu& gpu, Operands operands) {
+  return price_wgmma(rows, cols, tokens, lines, gpu, operands).launch;
 }
 
 // Estimated microseconds of a launch, fitted for comparing launches.
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
-                  const Gpu& gpu);
+                  const Gpu& gpu, Operands operands);
 
 }  // namespace flashsparse::tiled_bitmap

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the wgmma kernel of tiled_bitmap over every case on stdin and writes y to stdout.
 //   case    int64 rows, cols, tokens, bfloat16, has_bias, seed, multiprocessors, shared_bytes,
-//           plan[6], lines, has_codes; int32 unit_offsets[units + 1]; int32 weight_packed[lines][32];
-//           uint16 x[tokens * stride], the stride being cols up to a multiple of 8; uint16
-//           bias[rows] if it has one; float scales[rows] if weight_packed has int8 values
-//           plan: the numbers of WgmmaPlan in their order, or -1 first to let the host plan for a
-//           GPU with these multiprocessors and bytes of shared memory
+//           plan[6], lines, operands; int32 unit_offsets[units + 1]; int32
+//           weight_packed[lines][32]; uint16 x[tokens * stride], the stride being cols up to a
+//           multiple of 8; uint16 bias[rows] if it has one; float scales[rows] if weight_packed has
+//           int8 values operands: of Operands; x is quantized here where they are rounded plan: the
+//           numbers of WgmmaPlan in their order, or -1 first to let the host plan for a GPU with
+//           these multiprocessors and bytes of shared memory
 //   answer  uint16 y[tokens * rows]
 #include <cstdint>
 #include <cstring>
 
+#include "cuda/mma_units/quantise_x.cuh"
+#include "cuda/tiled_bitmap/codes_of_x.cuh"
 #include "cuda/tiled_bitmap/wgmma.cuh"
+#include "cuda/tiled_bitmap/wgmma_dispatch.h"
 #include "emulator/driver.h"
 
 namespace {
@@ -26,15 +30,6 @@ driver::DeviceArray<T> unwritten(size_t count) {
   return array;
 }
 
-const WgmmaKernel* compiled(bool has_codes, bool bfloat16) {
-  if (has_codes) {
-    return bfloat16 ? compiled_wgmma<BFloat16, Operands::kCodes>()
-                    : compiled_wgmma<Float16, Operands::kCodes>();
-  }
-  return bfloat16 ? compiled_wgmma<BFloat16, Operands::kNative>()
-                  : compiled_wgmma<Float16, Operands::kNative>();
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -42,12 +37,14 @@ int main(int argc, char** argv) {
   int64_t header[16];
   while (driver::read_header(header)) {
     const int64_t rows = header[0], cols = header[1], tokens = header[2], lines = header[14];
-    const bool bfloat16 = header[3], has_bias = header[4], has_codes = header[15];
+    const bool bfloat16 = header[3], has_bias = header[4];
+    const auto operands = static_cast<Operands>(header[15]);
+    const bool has_scales = operands != Operands::kNative;
     const Gpu gpu{static_cast<int>(header[6]), header[7], 9};
     int numbers[6];
     for (int i = 0; i < 6; ++i) numbers[i] = static_cast<int>(header[8 + i]);
     WgmmaPlan plan{numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
-    if (plan.shape < 0) plan = plan_wgmma(rows, cols, tokens, lines, gpu);
+    if (plan.shape < 0) plan = plan_wgmma(rows, cols, tokens, lines, gpu, operands);
     if (const char* const rule = plan.broken_rule(rows, cols, tokens, gpu)) {
       std::fprintf(stderr, "%s\n", rule);
       return 1;
@@ -57,7 +54,7 @@ int main(int argc, char** argv) {
     const auto packed = driver::read<uint32_t>(lines * kLineWords);
     const auto x = driver::read<uint16_t>(tokens * stride);
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
-    const auto scales = driver::read<float>(has_codes ? rows : 0);
+    const auto scales = driver::read<float>(has_scales ? rows : 0);
     const auto y = unwritten<uint16_t>(tokens * rows);
     const auto partials = unwritten<float>(plan.partial_floats(rows, tokens));
     const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows, tokens));
@@ -65,7 +62,7 @@ int main(int argc, char** argv) {
     WgmmaArguments arguments{};
     arguments.units = packed.get();
     arguments.offsets = offsets.get();
-    arguments.scales = has_codes ? scales.get() : nullptr;
+    arguments.scales = has_scales ? scales.get() : nullptr;
     arguments.bias = has_bias ? bias.get() : nullptr;
     arguments.y = y.get();
     arguments.partials = partials.get();
@@ -75,8 +72,24 @@ int main(int argc, char** argv) {
     arguments.tokens = static_cast<int>(tokens);
     arguments.cut(plan);
     arguments.ring_lines = plan.ring_lines;
-    const WgmmaKernel kernel = compiled(has_codes, bfloat16)[plan.shape];
-    const TensorMap map = emulated_map({x.get(), tokens, cols, stride, plan.copied_tokens()});
+    TiledMatrix read{x.get(), tokens, cols, stride, plan.copied_tokens()};
+    const bool rounded = operands == Operands::kRounded;
+    const int64_t width = mma_units::quantised_stride(cols) / 2;
+    const auto codes = driver::device_array<uint16_t>(rounded ? tokens * width : 0);
+    const auto x_scales = driver::device_array<float>(tokens);
+    const auto x_sums = driver::device_array<uint32_t>(tokens);
+    if (rounded) {
+      const auto quantise = bfloat16 ? mma_units::quantise_x_kernel<BFloat16, CodesOfX>
+                                     : mma_units::quantise_x_kernel<Float16, CodesOfX>;
+      simt::launch(tokens, mma_units::kQuantiseThreads, static_cast<unsigned>(header[5]), [&] {
+        quantise(x.get(), static_cast<int>(stride), reinterpret_cast<uint4*>(codes.get()),
+                 x_scales.get(), x_sums.get());
+      });
+      arguments.x_scales = x_scales.get();
+      read = {codes.get(), tokens, width, width, plan.copied_tokens()};
+    }
+    const WgmmaKernel kernel = compiled_wgmma(operands, bfloat16)[plan.shape];
+    const TensorMap map = emulated_map(read);
     simt::launch_clusters(plan.cluster(), plan.blocks(), plan.threads(), plan.shared_bytes(),
                           header[5], [&] { kernel(arguments, map); });
     for (int64_t i = 0; i < plan.arrivals(rows, tokens); ++i) {

@@ -18,7 +18,7 @@ from torch import Tensor
 from ....gpu import LAUNCH, LIBRARY_FIXED, LIBRARY_MEMORY, Gpu
 from ....ops.plan import Product
 from ....packed import Reference, Scheme
-from ....plan import FEW, LIBRARY, MANY, Implementation, Plan
+from ....plan import FEW, LIBRARY, MANY, Implementation, Plan, limits_of
 from ...values.quantization import SCALE, quantization_of
 from ..form import UnstructuredFormat
 from ..interleaved_bitmap import InterleavedBitmap
@@ -65,14 +65,19 @@ class TiledBitmap(UnstructuredFormat):
         plan: Plan | None,
     ) -> Tensor:
         lines, offsets = (tensors[name] for name in self.streams)
-        told = None if plan is None else plan.sparse_tokens
         return ops.tiled_bitmap_linear_rounded(
-            x, lines, offsets, tensors[SCALE], shape[0], scheme.dtype_number, "int8", bias, told
+            x,
+            lines,
+            offsets,
+            tensors[SCALE],
+            shape[0],
+            scheme.dtype_number,
+            "int8",
+            bias,
+            *limits_of(plan, self.limits),
         )
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
-        if scheme.rounds_activations:
-            return super().implementations(scheme)
         return {
             FEW: Implementation(None, "tiled_bitmap for few tokens: mma"),
             MANY: Implementation(None, "tiled_bitmap for many tokens: wgmma", (9, 0)),

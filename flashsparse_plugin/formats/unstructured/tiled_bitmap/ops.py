@@ -151,6 +151,7 @@ def _(
     values,
     bias=None,
     sparse_tokens=None,
+    few_tokens=None,
 ):
     """Computes x [..., in_features] times the transposed weight, with activations of 8 bits.
 
@@ -160,14 +161,15 @@ def _(
     multiplied by both scales before bias [out_features] is added. A token with NaN or an infinity
     gives NaN. The gradient is that of the product of x as it is (straight through).
 
-    On CUDA up to sparse_tokens tokens are multiplied by the sparse kernel; for more the codes are
+    On CUDA up to few_tokens tokens (None: as many as sparse_tokens) are multiplied by the decode
+    kernel, more, up to sparse_tokens, by the prefill kernel of Hopper; for more the codes are
     unpacked, and torch's own product of int8 with int8 gives the sums. None: as many as that mostly
-    takes longer for. Both give the same bits, so a token's result does not depend on its batch. On
-    a CPU there is one implementation.
+    takes longer for. All give the same bits, so a token's result does not depend on its batch. On a
+    CPU there is one implementation.
 
     Raises:
         RuntimeError: For another dtype of x than weight_dtype, other values, a negative
-            sparse_tokens, and on CUDA for more than 131,072 columns.
+            sparse_tokens or few_tokens, and on CUDA for more than 131,072 columns.
     """
     _check_rounded(x, unit_offsets, weight_scale, out_features, weight_dtype, values)
     return linear_result(x, out_features, bias)
@@ -198,6 +200,7 @@ def _linear_rounded(
     values: str,
     bias: Tensor | None = None,
     sparse_tokens: int | None = None,
+    few_tokens: int | None = None,
 ) -> Tensor:
     _check_rounded(x, unit_offsets, weight_scale, out_features, weight_dtype, values)
     codes = ops.tiled_bitmap_unpack(

@@ -3,23 +3,16 @@
 #include "cuda/shared/allow_shared.h"
 #include "cuda/shared/tensor_map.h"
 #include "cuda/tiled_bitmap/wgmma.h"
-#include "cuda/tiled_bitmap/wgmma_compiled.h"
+#include "cuda/tiled_bitmap/wgmma_dispatch.h"
 
 namespace flashsparse::cuda {
 
 cudaError_t tiled_bitmap_wgmma(const tiled_bitmap::WgmmaArguments& arguments, const TiledMatrix& x,
-                               const tiled_bitmap::WgmmaPlan& plan,
-                               tiled_bitmap::Operands operands, bool bfloat16,
-                               cudaStream_t stream) {
+                               const tiled_bitmap::WgmmaPlan& plan, tiled_bitmap::Operands operands,
+                               bool bfloat16, cudaStream_t stream) {
   using tiled_bitmap::compiled_wgmma;
-  using tiled_bitmap::Operands;
-  const auto* const compiled =
-      operands == Operands::kNative
-          ? (bfloat16 ? compiled_wgmma<BFloat16, Operands::kNative>()
-                      : compiled_wgmma<Float16, Operands::kNative>())
-          : (bfloat16 ? compiled_wgmma<BFloat16, Operands::kCodes>()
-                      : compiled_wgmma<Float16, Operands::kCodes>());
-  const auto kernel = compiled[plan.shape];
+  using tiled_bitmap::WgmmaKernel;
+  const WgmmaKernel kernel = compiled_wgmma(operands, bfloat16)[plan.shape];
   const auto shared_bytes = static_cast<int>(plan.shared_bytes());
   TensorMap map;
   cudaError_t error = make_tensor_map(x, &map);
