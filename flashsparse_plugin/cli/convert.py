@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,13 +19,13 @@ from .console import err, out, print_json, size, table, usage
 from .devices import Device, batch_option, for_option
 from .models import (
     MODEL,
-    PUSH,
     do_push,
     may_push,
     model_directory,
     parse_option,
     show_pushed,
 )
+from .options import Destination, Ignore, Overwrite, Push, ReportAsJson
 
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint import ConversionReport
@@ -37,9 +36,7 @@ def convert(
     source: Annotated[
         str, typer.Argument(help=f"Directory of the pruned model, {MODEL}.", metavar="SRC")
     ],
-    destination: Annotated[
-        Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
-    ],
+    destination: Destination,
     format: Annotated[
         str | None,
         typer.Option(
@@ -60,22 +57,16 @@ def convert(
             help="Round all matrices to it: float16 or bfloat16.", show_default="as they are"
         ),
     ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Layer to leave dense: a name or re:PATTERN. Can be repeated.",
-            show_default="lm_head",
-        ),
-    ] = None,
+    ignore: Ignore = None,
     pack_all: Annotated[
         bool, typer.Option("--pack-all", help="Also pack layers that get larger.")
     ] = False,
     max_shard_size: Annotated[
         str, typer.Option(help="Largest weight file.", metavar="SIZE")
     ] = "5GB",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")] = False,
-    push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    overwrite: Overwrite = False,
+    push: Push = None,
+    as_json: ReportAsJson = False,
 ) -> None:
     """Pack a pruned model: store its linear layers without their zeros.
 

@@ -13,7 +13,8 @@ import typer
 from rich.text import Text
 
 from .console import err, out, print_json, size, table, usage
-from .models import DTYPES, Dtype, best_device, model_directory
+from .models import Dtype, best_device, model_directory
+from .options import ActivationsDtype
 
 if TYPE_CHECKING:
     from flashsparse_plugin.evaluation import Effort, Line, Method
@@ -56,9 +57,7 @@ def eval(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Examples a task.", show_default="all")
     ] = None,
-    dtype: Annotated[
-        Dtype, typer.Option("--dtype", help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
-    ] = Dtype.auto,
+    dtype: ActivationsDtype = Dtype.auto,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Measure it, too.")] = True,
     csv_file: Annotated[
         Path | None, typer.Option("--csv", help="Write the table to this file, as CSV.")

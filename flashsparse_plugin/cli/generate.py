@@ -10,7 +10,6 @@ import typer
 
 from .console import err, out, print_json, usage
 from .models import (
-    DTYPES,
     MODEL,
     Dtype,
     best_device,
@@ -19,6 +18,7 @@ from .models import (
     model_directory,
     model_name,
 )
+from .options import ActivationsDtype
 
 
 def generate(
@@ -40,9 +40,7 @@ def generate(
         ),
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    dtype: Annotated[
-        Dtype, typer.Option("--dtype", help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
-    ] = Dtype.auto,
+    dtype: ActivationsDtype = Dtype.auto,
     chat: Annotated[
         bool | None,
         typer.Option(
