@@ -17,7 +17,8 @@ from .models import Dtype, best_device, model_directory
 from .options import ActivationsDtype
 
 if TYPE_CHECKING:
-    from flashsparse_plugin.evaluation import Effort, Line, Method
+    from flashsparse_plugin.evaluation import Effort, Method
+    from flashsparse_plugin.evaluation.comparison import Line
 
 
 def eval(
@@ -96,7 +97,8 @@ def eval(
 
         read_card(directories[0])
     with err.status("Starting"):
-        from flashsparse_plugin.evaluation import Comparison, Effort, chart, parse_method
+        from flashsparse_plugin.evaluation import Effort, chart, parse_method
+        from flashsparse_plugin.evaluation.comparison import Comparison
         from flashsparse_plugin.evaluation.tasks import require_tasks
 
     wanted = [each.strip() for each in tasks.split(",")] if tasks else []
