@@ -24,6 +24,7 @@ from .models import (
     model_directory,
     parse_option,
     show_pushed,
+    try_it,
 )
 from .options import Destination, Ignore, Overwrite, Push, ReportAsJson
 
@@ -235,4 +236,5 @@ def _show(report: ConversionReport, seconds: float) -> None:
     if report.resumed_shards:
         how += f", {report.resumed_shards} files kept from the interrupted run"
     out.print(Text(f"Packed and verified ({how}): {report.out}"), soft_wrap=True)
-    out.print(Text(f"Try it:  flashsparse generate {report.out}"), soft_wrap=True)
+    out.print(Text(f"Try it:   {try_it(report.out)}"), soft_wrap=True)
+    out.print(Text(f"Serve it: vllm serve {report.out}"), soft_wrap=True)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .console import err, out, print_json, size, table, usage
 from .convert import progress
-from .models import best_device, do_push, may_push, model_directory, show_pushed
+from .models import best_device, do_push, may_push, model_directory, show_pushed, try_it
 from .options import (
     DenseModel,
     Destination,
@@ -167,5 +167,5 @@ def _show(made: Sparsified, calibration: Path, seconds: float) -> None:
     sizes = f"{size(report.bytes_out)} of {size(report.bytes_source)}"
     out.print(f"Packed to {report.schemes}: {sizes}, in {duration(seconds)}.")
     out.print(Text(f"Written:  {made.out}"), soft_wrap=True)
-    out.print(Text(f'Try it:   flashsparse generate {made.out} -p "Hello"'), soft_wrap=True)
+    out.print(Text(f"Try it:   {try_it(made.out)}"), soft_wrap=True)
     out.print(Text(f"Serve it: vllm serve {made.out}"), soft_wrap=True)
