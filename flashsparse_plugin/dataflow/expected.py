@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import torch
 
+from ..data_sheets import gpu_names
 from ..formats import format_names, get_format
-from ..gpu import GPUS, Gpu, find_gpu
+from ..gpu import Gpu, find_gpu, gpu_named
 from ..packed import FormatError, Scheme, dtype_name
 from . import model
 from .model import Weight
@@ -85,9 +86,9 @@ class Target:
             return cls.of(here, torch.bfloat16, batch)
         if name == CPU:
             return cls(None, batch)
-        gpu = next((gpu for gpu in GPUS if gpu.name == name), None)
+        gpu = gpu_named(name)
         if gpu is None:
-            known = ", ".join([*(gpu.name for gpu in GPUS), CPU, HERE])
+            known = ", ".join([gpu_names(), CPU, HERE])
             raise ValueError(f"unknown device {name!r}: choose one of {known}")
         return cls(gpu, batch, _measured(shipped_table(gpu)))
 
