@@ -16,7 +16,7 @@ from rich.text import Text
 from flashsparse_plugin.names import AUTO, DEFAULT_FORMAT
 
 from .console import err, out, print_json, size, table, usage
-from .devices import Device, batch_option, for_option
+from .devices import batch_option, for_option
 from .models import (
     MODEL,
     do_push,
@@ -46,7 +46,7 @@ def convert(
             show_default=f"{DEFAULT_FORMAT}; for quantized models the one that holds their values",
         ),
     ] = None,
-    device: Annotated[Device | None, for_option("What auto chooses for")] = None,
+    device: Annotated[str | None, for_option("What auto chooses for")] = None,
     batch: Annotated[int | None, batch_option()] = None,
     option: Annotated[
         list[str] | None,
@@ -141,7 +141,7 @@ def convert(
             overwrite=overwrite,
             on_progress=on_progress,
             name=push,
-            device=device and device.value,
+            device=device,
             batch=batch,
         )
     seconds = time.perf_counter() - start

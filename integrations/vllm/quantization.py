@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from flashsparse_plugin.packed import FormatError, Scheme
 from flashsparse_plugin.roles import HEAD, ROUTER, called_head, called_router
 
 from .codes import take
-from .compat import allow_matrix_registers, is_experts
+from .compat import allow_matrix_registers, is_experts, is_router
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .early_begin import begin_early
 from .folder import folder_of
@@ -141,13 +142,13 @@ class FlashSparseQuantization(QuantizationConfig):
             return None
         vllm_config = get_current_vllm_config()
         self.settle(vllm_config)
-        role = None if is_head else self._role(layer, prefix)
+        # Known here where the files are at hand, and in any case once a layer's tensors arrive.
+        packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))
+        role = None if is_head else self._role(layer, prefix, packed)
         names, reason = ([], role) if role else self._packed_as(prefix, is_head)
         if names:
             if not self.config.dequantize:
                 begin_early(vllm_config)
-            # Known here where the files are at hand, and in any case once its tensors arrive.
-            packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))
             if prefix in packed:
                 refuse_reordered(layer, prefix, self._scheme_of(names[0], prefix))
             return SparseLinearMethod(self.config, names, prefix, self.summary, beside=bool(packed))
@@ -186,16 +187,27 @@ class FlashSparseQuantization(QuantizationConfig):
                     "dense with --sparse-method none"
                 )
 
-    def _role(self, layer: nn.Module, prefix: str) -> str | None:
-        """What a layer of a dense checkpoint is for, if that makes it stay dense.
+    def _role(self, layer: nn.Module, prefix: str, packed: Set[str]) -> str | None:
+        """What a layer is for, if that makes it stay dense.
 
-        What is packed in a packed checkpoint was decided when it was made. vLLM's routers are
-        linear layers where those of transformers, by whose model a checkpoint is pruned, are not.
+        vLLM's routers are linear layers where those of transformers, by whose model a checkpoint is
+        pruned and packed, mostly are not: its configuration does not name them. A router that is
+        dense from the start runs in vLLM's kernels for routers.
+
+        Args:
+            layer: vLLM's layer.
+            prefix: Its name.
+            packed: The packed layers of the checkpoint, by their names there; none where the files
+                are not at hand.
         """
-        if self.stored is not None or prefix in self.config.layers:
+        if prefix in self.config.layers:
             return None
-        if called_router(prefix, isinstance(layer, ReplicatedLinear)):
-            return ROUTER
+        if is_router(layer) or called_router(prefix, isinstance(layer, ReplicatedLinear)):
+            own = prefix.rpartition(".")[2]
+            found = {name.rpartition(".")[2] for name in packed}
+            return ROUTER if self.stored is None or (found and own not in found) else None
+        if self.stored is not None:
+            return None
         return HEAD if called_head(prefix, self.config.ignore) else None
 
     def _packed_as(self, prefix: str, is_head: bool) -> tuple[list[str], str]:
