@@ -63,6 +63,7 @@ def convert_checkpoint(
     name: str | None = None,
     device: str | None = None,
     batch: int | None = None,
+    head: str | None = None,
 ) -> ConversionReport:
     """Packs the linear layers of a pruned model and writes it as a new model directory.
 
@@ -94,6 +95,8 @@ def convert_checkpoint(
         device: What "auto" chooses for: the name of a GPU such as "H200", "cpu", or "this" (None)
             for the GPU of this machine, or its CPU where it has none.
         batch: Sequences decoded at once, which "auto" chooses for; None: 8.
+        head: "int8" or "fp8": the output head keeps every weight in 8 bits; where it is tied to the
+            embedding, one tensor serves both. None: as the other arguments say.
 
     Returns:
         What was done, layer by layer.
@@ -111,13 +114,14 @@ def convert_checkpoint(
         directory = ModelDirectory(directory_of(source))
     refuse_quantized(directory)
     format, options = target_of(directory, format, options)
-    settings = settings_of(format, options, layers, dtype, ignore, pack_all, max_shard_size)
+    settings = settings_of(format, options, layers, dtype, ignore, pack_all, max_shard_size, head)
     target = target_for(settings, device, batch)
     refuse_overlap(directory.path.resolve(), Path(out).resolve())
     require_room(Path(out))
     directory = directory.dense(settings.dtype)
     stored, choices = StoredModel(directory, split=True), list[str]()
     directory = stored.directory
+    stored.place_head(settings.config)
     try:
         stored.checkpoint.refuse_incomplete(stored.model, settings.config.ignore)
     except FormatError as error:
