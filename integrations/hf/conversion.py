@@ -85,7 +85,7 @@ class Conversion:
             )
         if is_transposed(linear):
             weight = weight.T.contiguous()
-        if self.config.pruning == "magnitude" and not self._is_head(name):
+        if self.config.pruning == "magnitude":
             weight = prune_for(weight, self.targets[name], self.config.sparsity, name)
         if self._is_head(name) or not self.config.is_open_for(name):
             return self._pack(model, name, weight, self.targets[name])

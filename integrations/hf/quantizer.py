@@ -32,6 +32,8 @@ from flashsparse_plugin.checkpoint.read.stored import Checkpoint
 from flashsparse_plugin.checkpoint.write.report import told
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import lines
+from flashsparse_plugin.dataflow.expected import Target
+from flashsparse_plugin.dataflow.unpacked import complaints
 from flashsparse_plugin.embedding import SparseEmbedding
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.values.dtypes import packable_dtype
@@ -402,6 +404,13 @@ class FlashSparseQuantizer(HfQuantizer):
                 "flashsparse: no layer of this model is packed; ignored: %s", config.ignore
             )
             return
+        devices = {layer.packed.device for _, layer in sparse_layers(model)}
+        for device in sorted(devices, key=str):
+            if device.type == "meta":  # offloaded
+                continue
+            own = [(n, x.scheme) for n, x in sparse_layers(model) if x.packed.device == device]
+            for line in complaints(own, device, Target.of(device, self.dtype).gpu):
+                logger.warning("flashsparse: %s", line)
         packed, dense = (sum(getattr(w, n) for w in weights) for n in ("nbytes", "dense_nbytes"))
         larger = packed > dense
         logger.log(

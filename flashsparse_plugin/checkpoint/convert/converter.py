@@ -17,6 +17,7 @@ from torch import Tensor
 import flashsparse_plugin
 
 from ...config import FlashSparseConfig, LayerConfig
+from ...dataflow.unpacked import complaints_anywhere
 from ...formats.values.dtypes import count_changed
 from ...messages import one_line
 from ...names import DENSE
@@ -368,7 +369,8 @@ class _Conversion:
         report.bytes_out = sum(sum(shard["tensors"].values()) for shard in shards)
         report.rounded_values = sum(shard["rounded"] for shard in shards)
         warnings = warnings_about(report, self.stored, self.packer.rounded_unasked)
-        report.warnings = [*self.directory.notes, *warnings]
+        held = [(x.name, self.packer.schemes[x.name]) for x in report.packed]
+        report.warnings = [*self.directory.notes, *warnings, *complaints_anywhere(held)]
 
     def _write_surroundings(self, staging: Staging) -> None:
         """Everything but the weights; config.json, which makes it a model, last."""
