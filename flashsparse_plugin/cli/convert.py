@@ -59,6 +59,13 @@ def convert(
         ),
     ] = None,
     ignore: Ignore = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="Store the output head in 8 bits, int8 or fp8, and a tied embedding with it.",
+            show_default="as it is",
+        ),
+    ] = None,
     pack_all: Annotated[
         bool, typer.Option("--pack-all", help="Also pack layers that get larger.")
     ] = False,
@@ -86,6 +93,7 @@ def convert(
       flashsparse convert PRUNED OUT --format 2:4-int8
       flashsparse convert PRUNED OUT --format nm_vector \\
           --option n=2 --option m=4 --option values=int4 --option group=64
+      flashsparse convert PRUNED OUT --format auto --head int8
       flashsparse convert PRUNED OUT --pack-all --json
     """
     directory = model_directory(source)
@@ -99,6 +107,7 @@ def convert(
         )
         from flashsparse_plugin.checkpoint.convert.keeping import target_of
         from flashsparse_plugin.checkpoint.convert.values import parse_size
+        from flashsparse_plugin.config import FlashSparseConfig
         from flashsparse_plugin.formats import get_format
         from flashsparse_plugin.formats.values.dtypes import parse_dtype
         from flashsparse_plugin.matching import matches
@@ -121,6 +130,7 @@ def convert(
         (lambda: _scheme(get_format(known), wanted), "--option"),
         (lambda: parse_size(max_shard_size), "--max-shard-size"),
         (lambda: matches("", ignore), "--ignore"),
+        (lambda: FlashSparseConfig(head=head), "--head"),
     ):
         try:
             check()
@@ -143,6 +153,7 @@ def convert(
             name=push,
             device=device,
             batch=batch,
+            head=head,
         )
     seconds = time.perf_counter() - start
     pushed = do_push(publisher, destination, f"Packed to {report.format}")

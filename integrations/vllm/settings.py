@@ -27,7 +27,7 @@ NONE = "none"
 DUMMY = "dummy"  # vLLM's load format of random weights
 # Load formats that hold what a process held, and not what a checkpoint holds.
 _OF_A_PROCESS = ("ipc_cache", "runai_streamer_sharded", "sharded_state", "tensorizer")
-_USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options")
+_USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options", "head")
 _RETIRED = {"prompts"}  # FlashSparseConfig says that it is ignored
 
 
@@ -124,6 +124,13 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
     """
     settings = dict(settings)
     method = settings.pop(METHOD, None)
+    if settings.get("head") is not None and method == NONE:
+        raise SettingsError(
+            f'"head" packs the output head, and --sparse-method {NONE} unpacks all layers: leave '
+            "one of the two out"
+        )
+    if settings.get("head") is not None and stored is None and method is None:
+        method = AUTO  # a head in 8 bits packs nothing else
     named = method not in (None, AUTO, NONE)
     if "batch" in settings and method != AUTO:
         raise SettingsError(
