@@ -286,9 +286,9 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 
 #else
 
-// Kernels run one after the other here, but must not rely on it (emulator/last_kernel.h).
+// The preceding kernel ends as late as it can (emulator/last_kernel.h).
 inline void griddepcontrol_launch_dependents() {}
-inline void griddepcontrol_wait() { simt::end_last_kernel(); }
+inline void griddepcontrol_wait() { simt::Grid::wait_for_last_kernel(); }
 
 namespace detail {
 
