@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds the emulator driver of the kernels between products, and judges what it or an op answers."""
+"""Feeds the emulator driver of the kernels between products, and judges its answers."""
 
 from __future__ import annotations
 
@@ -104,6 +104,7 @@ class RopeCache:
     cache: Tensor  # [pages, page_size, kv_heads, both dims], no pages: none
     slots: Tensor
     is_neox: bool = True
+    in_place: bool = True
     seed: int = 0
 
     kind = 2
@@ -115,7 +116,7 @@ class RopeCache:
     def encode(self) -> bytes:
         pages, page_size = self.cache.shape[:2]
         numbers = (self.qkv.shape[0], *self.heads, *self.dims, self.cos_sin.shape[1], self.is_neox)
-        numbers += (self.cos_sin.shape[0], pages, page_size, self.slots.shape[0])
+        numbers += (self.cos_sin.shape[0], pages, page_size, self.slots.shape[0], self.in_place)
         tensors = self.qkv, self.cos_sin, self.positions, self.slots, self.cache
         return _numbers(*numbers) + _bytes(*tensors)
 
@@ -134,6 +135,8 @@ class RopeCache:
             *caches,
             self.slots,
         )
+        if not self.in_place:
+            value.view(torch.int16).fill_(-1)  # never written
         return [qkv, cache]
 
 
@@ -146,7 +149,7 @@ def run(binary: Path, cases: Sequence[Case], **environment: str) -> subprocess.C
         for case in cases
     )
     return subprocess.run(
-        [str(binary)], input=fed, capture_output=True, timeout=300, env={**os.environ, **environment}
+        [str(binary)], input=fed, capture_output=True, timeout=300, env=os.environ | environment
     )
 
 

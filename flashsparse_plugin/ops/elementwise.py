@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops between the products of a layer: norms, rotary embeddings, gated activations.
 
-On CUDA each is one kernel for 16-bit floats that lets the product after it begin early (programmatic
-dependent launch). Here is what each means, its shapes for torch.compile, and its implementation for
-CPUs, in torch's own ops: these serve tests, and are what the kernels are judged by. Schemas are
-registered in kernels/bindings. No op has gradients.
+On CUDA each is one kernel for 16-bit floats, after which a product can load its first weights while
+it runs (programmatic dependent launch). Here is what each means, its shapes for torch.compile, and
+its implementation for CPUs, in torch's own ops: these serve tests, and are what the kernels are
+judged by. Schemas are registered in kernels/bindings. No op has gradients.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _(x, weight, epsilon, adds_one=False):
 def _(x, residual, weight, epsilon, adds_one=False):
     """add_rms_norm(x, residual, weight, epsilon, adds_one=False) -> (y, sum)
 
-    sum = x + residual, and y = rms_norm(sum) with the float32 sum before it is rounded, as in vLLM's
-    own implementation in torch. transformers rounds the sum first: a last bit may differ.
+    sum = x + residual, and y = rms_norm(sum) with the float32 sum before it is rounded, as in
+    vLLM's own implementation in torch. transformers rounds the sum first: a last bit may differ.
 
     Args:
         x, weight, epsilon, adds_one: As in rms_norm.
@@ -74,10 +74,17 @@ def _(x, activation):
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
+@register_fake("flashsparse::rope")
+def _(query, key, positions, cos_sin, is_neox):
+    """rope(query, key, positions, cos_sin, is_neox) -> (query, key), contiguous
+
+    What rope_cache does without a cache, into new tensors, for graphs of torch.compile.
+    """
+    return query.new_empty(query.shape), key.new_empty(key.shape)
+
+
 @register_fake("flashsparse::rope_cache")
-def _(
-    query, key, value, positions, cos_sin, is_neox, key_cache=None, value_cache=None, slots=None
-):
+def _(query, key, value, positions, cos_sin, is_neox, key_cache=None, value_cache=None, slots=None):
     """rope_cache(query?, key, value?, positions?, cos_sin?, is_neox, key_cache=None,
     value_cache=None, slots=None) -> ()
 
@@ -88,7 +95,8 @@ def _(
 
     Args:
         query: float16 or bfloat16, on the CPU also float32: [tokens, heads, head_dim] with the last
-            dimension contiguous, such as a view of what a merged layer of q, k and v gives; or None.
+            dimension contiguous, such as a view of the output of a merged layer of q, k and v; or
+            None.
         key: The same, [tokens, kv_heads, head_dim].
         value: [tokens, kv_heads, value_dim]; read only where there is a cache.
         positions: int64 [tokens], or None: no rotation. Beyond the rows of cos_sin the last counts.
@@ -132,6 +140,14 @@ def gate_mul(x: Tensor, activation: str) -> Tensor:
     return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
 
+def rope(
+    query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, is_neox: bool
+) -> tuple[Tensor, Tensor]:
+    query, key = (heads.clone(memory_format=torch.contiguous_format) for heads in (query, key))
+    rope_cache(query, key, None, positions, cos_sin, is_neox)
+    return query, key
+
+
 def rope_cache(
     query: Tensor | None,
     key: Tensor,
@@ -148,11 +164,11 @@ def rope_cache(
         cosine, sine = rows.unsqueeze(1).chunk(2, -1)
         for heads in (query, key):
             if heads is not None:
-                rotated = heads[..., : cos_sin.shape[1]]
-                halves = rotated.chunk(2, -1) if is_neox else (rotated[..., ::2], rotated[..., 1::2])
-                x, y = (half.clone() for half in halves)
-                halves[0].copy_(x * cosine - y * sine)
-                halves[1].copy_(y * cosine + x * sine)
+                turned = heads[..., : cos_sin.shape[1]]
+                pairs = turned.chunk(2, -1) if is_neox else (turned[..., ::2], turned[..., 1::2])
+                x, y = (part.clone() for part in pairs)
+                pairs[0].copy_(x * cosine - y * sine)
+                pairs[1].copy_(y * cosine + x * sine)
     if key_cache is None:
         return
     blocks, block_size = key_cache.shape[:2]
@@ -162,5 +178,5 @@ def rope_cache(
         value_cache[block, place] = value[token]
 
 
-for _op in (rms_norm, add_rms_norm, gate_mul, rope_cache):
+for _op in (rms_norm, add_rms_norm, gate_mul, rope, rope_cache):
     impl(f"flashsparse::{_op.__name__}", "CPU", _op)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our kernels between products: `additional_config={"flashsparse": {"decode_kernels": "early"}}`.
 
-Norms, rotary embeddings and gated activations of vLLM are made by inductor, or are its own CUDA
-kernels; neither lets a product begin before they have ended. Ours do (ops/elementwise.py). They
-replace those layers by `CustomOp.register_oot`, vLLM's own way for layers of a plugin, and only in
-models of which this plugin makes a layer. The classes are exchanged while the model is made, so what
-is not asked for is vLLM's own class, unchanged.
+Norms, rotary embeddings and gated activations of vLLM are compiled by inductor, or are its own CUDA
+kernels. After neither a product gains from programmatic dependent launch, as they signal
+launch_dependents at their end or never; ours do at their first instruction (ops/elementwise.py).
+They replace those layers by `CustomOp.register_oot`, vLLM's own way for layers of a plugin, and
+only in models that have the quantization method of this plugin. Classes are exchanged before a
+model is made, and back for the next one: without the setting every class is vLLM's own.
 
 A layer with a property that our kernels lack stays vLLM's. With all others every batch goes through
 our kernels, prompts, too: torch.compile makes one graph for batches of all sizes.
@@ -55,8 +56,8 @@ def use_decode_kernels(vllm_config: VllmConfig) -> None:
         CustomOp.register_oot(kind, name=theirs.__name__)
         kind.name = theirs.name  # by which `custom_ops` knows it
     logger.info(
-        "decode kernels: norms, rotary embeddings and gated activations are flashsparse's, after "
-        "which products begin early%s (experimental: not timed inside vLLM yet)",
+        "decode kernels: norms, rotary embeddings and gated activations are flashsparse's, and "
+        "products after them use PDL%s (experimental: not timed inside vLLM yet)",
         f", but for {', '.join(taken)}, which another plugin has" if taken else "",
     )
 
@@ -106,7 +107,7 @@ def _has_kernel(*tensors: Tensor) -> bool:
 
 
 class _EarlyNorm(_Early):
-    """A norm that lets the product after it begin early."""
+    """A norm that signals launch_dependents first."""
 
     _adds_one = False
 
@@ -129,13 +130,13 @@ class _EarlyNorm(_Early):
 
 
 class _EarlyGemmaNorm(_EarlyNorm):
-    """A norm of Gemma that lets the product after it begin early."""
+    """A norm of Gemma that signals launch_dependents first."""
 
     _adds_one = True
 
 
 class _EarlyGate(_Early):
-    """A gated activation that lets the product after it begin early."""
+    """A gated activation that signals launch_dependents first."""
 
     def _forward_early(self, x: Tensor) -> Tensor:
         is_gelu = isinstance(self, activation.GeluAndMul)
@@ -150,7 +151,7 @@ class _EarlyGate(_Early):
 
 
 class _EarlyRotary(_Early):
-    """A rotary embedding that lets the kernel after it begin early."""
+    """A rotary embedding that signals launch_dependents first."""
 
     def _forward_early(
         self, positions: Tensor, query: Tensor, key: Tensor | None = None, *args: Any
@@ -168,8 +169,8 @@ class _EarlyRotary(_Early):
         ):
             return self._theirs(positions, query, key, *args)
         tokens = positions.shape[0]
-        ops.rope_cache(
-            query.view(tokens, -1, size), key.view(tokens, -1, size), None, positions, cos_sin,
-            self.is_neox_style,
-        )  # fmt: skip
-        return query, key
+        rotated = ops.rope(
+            *(heads.view(tokens, -1, size) for heads in (query, key)),
+            *(positions, cos_sin, self.is_neox_style),
+        )
+        return rotated[0].view(query.shape), rotated[1].view(key.shape)

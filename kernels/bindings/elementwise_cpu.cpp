@@ -13,6 +13,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "-> (Tensor y, Tensor sum)");
   m.def("gate_mul(Tensor x, str activation) -> Tensor");
   m.def(
+      "rope(Tensor query, Tensor key, Tensor positions, Tensor cos_sin, bool is_neox) -> "
+      "(Tensor query, Tensor key)");
+  m.def(
       "rope_cache(Tensor(a!)? query, Tensor(b!) key, Tensor? value, Tensor? positions, "
       "Tensor? cos_sin, bool is_neox, Tensor(c!)? key_cache=None, Tensor(d!)? value_cache=None, "
       "Tensor? slots=None) -> ()");

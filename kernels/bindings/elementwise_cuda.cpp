@@ -160,55 +160,90 @@ PagedCache paged(const char* name, Tensor& cache, const Tensor& key, int64_t dim
   return {mutable_bits(cache), cache.stride(0), cache.stride(1), cache.stride(2)};
 }
 
-void rope_cache(std::optional<Tensor> query, Tensor key, std::optional<Tensor> value,
-                std::optional<Tensor> positions, std::optional<Tensor> cos_sin, bool is_neox,
-                std::optional<Tensor> key_cache, std::optional<Tensor> value_cache,
-                std::optional<Tensor> slots) {
-  check("rope_cache", "key", key, key, 3);
+// Rotates `query`, if there is one, and `key`.
+void set_rotation(RopeCacheArguments& a, const std::optional<Tensor>& query, const Tensor& key,
+                  const Tensor& positions, const Tensor& cos_sin, bool is_neox) {
+  a.positions = numbers("positions", positions, key);
+  FS_CHECK(positions.size(0) == a.tokens, "rope: positions must be [", a.tokens, "]");
+  check("rope", "cos_sin", cos_sin, key, 2);
+  FS_CHECK(cos_sin.is_contiguous() && cos_sin.size(0) > 0,
+           "rope: cos_sin must be contiguous, with a row at least");
+  const int64_t rotary_dim = cos_sin.size(1);
+  FS_CHECK(rotary_dim % 16 == 0 && rotary_dim <= a.head_dim,
+           "rope: rotary_dim must be a multiple of 16 up to head_dim ", a.head_dim, ", not ",
+           rotary_dim);
+  a.cos_sin = bits(cos_sin);
+  a.rotary_dim = small(rotary_dim);
+  a.max_positions = cos_sin.size(0);
+  a.is_neox = is_neox;
+  if (!query) return;
+  check("rope", "query", *query, key, 3);
+  FS_CHECK(query->size(0) == a.tokens && query->size(2) == a.head_dim, "rope: query must be [",
+           a.tokens, ", heads, ", a.head_dim, "]");
+  a.query = bits(*query);
+  a.query_token = query->stride(0);
+  a.query_head = query->stride(1);
+  a.query_heads = small(query->size(1));
+}
+
+RopeCacheArguments of_key(const Tensor& key) {
+  check("rope", "key", key, key, 3);
   RopeCacheArguments a{};
-  const int64_t tokens = key.size(0);
-  a.key = mutable_bits(key);
+  a.key = bits(key);
   a.key_token = key.stride(0);
   a.key_head = key.stride(1);
-  a.tokens = small(tokens);
+  a.tokens = small(key.size(0));
   a.kv_heads = small(key.size(1));
   a.head_dim = small(key.size(2));
   a.page_size = 1;
-  a.is_neox = is_neox;
+  return a;
+}
+
+void launch(const RopeCacheArguments& a, const Tensor& key) {
+  if (a.tokens == 0 || a.items() == 0) return;
+  FS_CHECK(a.blocks() <= kMostOfAxis, "rope: too many heads");
+  const torch::stable::accelerator::DeviceGuard guard(key.get_device_index());
+  STD_CUDA_CHECK(cuda::rope_cache(a, is_bfloat16(key), gpu_of(key).has_dependent_launch(),
+                                  current_stream(key)));
+}
+
+std::tuple<Tensor, Tensor> rope(const Tensor& query, const Tensor& key, const Tensor& positions,
+                                const Tensor& cos_sin, bool is_neox) {
+  RopeCacheArguments a = of_key(key);
+  set_rotation(a, query, key, positions, cos_sin, is_neox);
+  Tensor query_to = new_like(query), key_to = new_like(key);
+  a.query_to = mutable_bits(query_to);
+  a.query_to_token = query.size(1) * query.size(2);
+  a.key_to = mutable_bits(key_to);
+  a.key_to_token = key.size(1) * key.size(2);
+  a.query_to_head = a.key_to_head = a.head_dim;
+  launch(a, key);
+  return {query_to, key_to};
+}
+
+void rope_cache(std::optional<Tensor> query, Tensor key, const std::optional<Tensor>& value,
+                const std::optional<Tensor>& positions, const std::optional<Tensor>& cos_sin,
+                bool is_neox, std::optional<Tensor> key_cache, std::optional<Tensor> value_cache,
+                const std::optional<Tensor>& slots) {
+  RopeCacheArguments a = of_key(key);
   FS_CHECK(positions.has_value() == cos_sin.has_value(),
            "rope_cache: a rotation needs positions and cos_sin");
   FS_CHECK(key_cache.has_value() == value_cache.has_value() &&
                key_cache.has_value() == slots.has_value() && (!key_cache || value),
            "rope_cache: a cache needs key_cache, value_cache, slots and value");
+  a.key_to = mutable_bits(key);
+  a.key_to_token = a.key_token;
+  a.key_to_head = a.key_head;
   if (positions) {
-    a.positions = numbers("positions", *positions, key);
-    FS_CHECK(positions->size(0) == tokens, "rope_cache: positions must be [", tokens, "]");
-    check("rope_cache", "cos_sin", *cos_sin, key, 2);
-    FS_CHECK(cos_sin->is_contiguous() && cos_sin->size(0) > 0,
-             "rope_cache: cos_sin must be "
-             "contiguous, with a row at least");
-    const int64_t rotary_dim = cos_sin->size(1);
-    FS_CHECK(rotary_dim % 16 == 0 && rotary_dim <= a.head_dim,
-             "rope_cache: rotary_dim must be a "
-             "multiple of 16 up to head_dim ",
-             a.head_dim, ", not ", rotary_dim);
-    a.cos_sin = bits(*cos_sin);
-    a.rotary_dim = small(rotary_dim);
-    a.max_positions = cos_sin->size(0);
-    if (query) {
-      check("rope_cache", "query", *query, key, 3);
-      FS_CHECK(query->size(0) == tokens && query->size(2) == key.size(2),
-               "rope_cache: query must be [", tokens, ", heads, ", key.size(2), "]");
-      a.query = mutable_bits(*query);
-      a.query_token = query->stride(0);
-      a.query_head = query->stride(1);
-      a.query_heads = small(query->size(1));
-    }
+    set_rotation(a, query, key, *positions, *cos_sin, is_neox);
+    if (query) a.query_to = mutable_bits(*query);
+    a.query_to_token = a.query_token;
+    a.query_to_head = a.query_head;
   }
   if (key_cache) {
     check("rope_cache", "value", *value, key, 3);
-    FS_CHECK(value->size(0) == tokens && value->size(1) == key.size(1),
-             "rope_cache: value must be [", tokens, ", ", key.size(1), ", value_dim]");
+    FS_CHECK(value->size(0) == a.tokens && value->size(1) == a.kv_heads,
+             "rope_cache: value must be [", a.tokens, ", ", a.kv_heads, ", value_dim]");
     a.value = bits(*value);
     a.value_token = value->stride(0);
     a.value_head = value->stride(1);
@@ -220,24 +255,21 @@ void rope_cache(std::optional<Tensor> query, Tensor key, std::optional<Tensor> v
                "rope_cache: key_cache and value_cache must have the same blocks");
     }
     a.slots = numbers("slots", *slots, key);
-    FS_CHECK(slots->size(0) <= tokens, "rope_cache: slots are for ", slots->size(0),
-             " tokens, key for ", tokens);
+    FS_CHECK(slots->size(0) <= a.tokens, "rope_cache: slots are for ", slots->size(0),
+             " tokens, key for ", a.tokens);
     a.cached_tokens = small(slots->size(0));
     a.page_size = small(key_cache->size(1));
     a.all_slots = key_cache->size(0) * key_cache->size(1);
     if (a.all_slots == 0) a.key_cache.data = nullptr;
   }
-  if (tokens == 0 || a.items() == 0) return;
-  FS_CHECK(a.blocks() <= kMostOfAxis, "rope_cache: too many heads");
-  const torch::stable::accelerator::DeviceGuard guard(key.get_device_index());
-  STD_CUDA_CHECK(cuda::rope_cache(a, is_bfloat16(key), gpu_of(key).has_dependent_launch(),
-                                  current_stream(key)));
+  launch(a, key);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
   m.impl("gate_mul", TORCH_BOX(&gate_mul));
+  m.impl("rope", TORCH_BOX(&rope));
   m.impl("rope_cache", TORCH_BOX(&rope_cache));
 }
 

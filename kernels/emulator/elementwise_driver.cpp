@@ -87,14 +87,15 @@ void run_gate_mul(unsigned seed) {
 }
 
 // int64 tokens, query_heads, kv_heads, head_dim, value_dim, rotary_dim, is_neox, max_positions,
-// pages (0: no cache), page_size, cached_tokens; uint16 qkv[tokens][...], cos_sin; int64 positions,
-// slots; uint16 cache[pages][page_size][kv_heads][head_dim + value_dim], keys then values
-// -> uint16 qkv, cache
+// pages (0: no cache), page_size, cached_tokens, in_place; uint16 qkv[tokens][...], cos_sin; int64
+// positions, slots; uint16 cache[pages][page_size][kv_heads][head_dim + value_dim], keys then
+// values
+// -> uint16 rotated qkv, where not in place 0xffff for values, cache
 template <class Type>
 void run_rope_cache(unsigned seed) {
-  const Numbers<11> n;
+  const Numbers<12> n;
   const auto& [tokens, query_heads, kv_heads, head_dim, value_dim, rotary_dim, is_neox,
-               max_positions, pages, page_size, cached_tokens] = n.of;
+               max_positions, pages, page_size, cached_tokens, in_place] = n.of;
   const int64_t keys_at = query_heads * head_dim, values_at = keys_at + kv_heads * head_dim;
   const int64_t width = values_at + kv_heads * value_dim, both = head_dim + value_dim;
   const size_t cached = pages * page_size * kv_heads * both;
@@ -104,8 +105,12 @@ void run_rope_cache(unsigned seed) {
   const auto slots = driver::read<int64_t>(cached_tokens);
   const auto cache = driver::read<uint16_t>(cached);
   RopeCacheArguments a{};
+  const auto other = unwritten<uint16_t>(tokens * width);
+  uint16_t* const to = in_place ? qkv.get() : other.get();
   a.query = qkv.get();
   a.key = qkv.get() + keys_at;
+  a.query_to = to;
+  a.key_to = to + keys_at;
   a.value = qkv.get() + values_at;
   a.positions = positions.get();
   a.cos_sin = cos_sin.get();
@@ -114,8 +119,8 @@ void run_rope_cache(unsigned seed) {
                         both};
   a.key_cache = a.value_cache = keys;
   a.value_cache.data += head_dim;
-  a.query_token = a.key_token = a.value_token = width;
-  a.query_head = a.key_head = head_dim;
+  a.query_token = a.key_token = a.value_token = a.query_to_token = a.key_to_token = width;
+  a.query_head = a.key_head = a.query_to_head = a.key_to_head = head_dim;
   a.value_head = value_dim;
   a.max_positions = max_positions;
   a.all_slots = pages * page_size;
@@ -131,10 +136,11 @@ void run_rope_cache(unsigned seed) {
   const simt::UsedByLastKernel used[] = {{qkv.get(), static_cast<size_t>(tokens * width)},
                                          {positions.get(), static_cast<size_t>(tokens)},
                                          {slots.get(), static_cast<size_t>(cached_tokens)},
+                                         {other.get(), static_cast<size_t>(tokens * width)},
                                          {cache.get(), cached}};
   simt::launch(simt::dim3(a.tokens, a.blocks()), kRopeThreads, seed,
                [&] { rope_cache_kernel<Type>(a); });
-  driver::write(qkv.get(), tokens * width);
+  driver::write(to, tokens * width);
   driver::write(cache.get(), cached);
 }
 

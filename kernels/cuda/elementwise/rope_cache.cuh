@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary embeddings of queries and keys in place, and the write of keys and values into vLLM's
-// paged cache, in one kernel. Products of the rotation are rounded like sums of torch's ops, so the
-// bits are those of transformers and of vLLM's own implementation in torch.
+// Rotary embeddings of queries and keys, in place or not, and the write of keys and values into
+// vLLM's paged cache, in one kernel. Products of the rotation are rounded like sums of torch's ops,
+// so the bits are those of transformers and of vLLM's own implementation in torch.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/elementwise/eight.cuh"
@@ -18,8 +18,9 @@ __device__ __forceinline__ uint16_t* cached_at(const PagedCache& cache, int64_t 
 
 // Rotates 8 pairs of a head and stores them, in `copy`, too, if it is not null.
 template <class Type>
-__device__ __forceinline__ void rotate(const RopeCacheArguments& a, uint16_t* head, uint16_t* copy,
-                                       const uint16_t* cosines, int item) {
+__device__ __forceinline__ void rotate(const RopeCacheArguments& a, const uint16_t* head,
+                                       uint16_t* to, uint16_t* copy, const uint16_t* cosines,
+                                       int item) {
   const int half = a.rotary_dim / 2, column = item * 8;
   // Offsets of the two vectors that hold the pairs.
   const int low = a.is_neox ? column : column * 2, high = low + (a.is_neox ? half : 8);
@@ -46,11 +47,11 @@ __device__ __forceinline__ void rotate(const RopeCacheArguments& a, uint16_t* he
     out_low.of[i] = a.is_neox ? first.of[i] : one.of[i / 2];
     out_high.of[i] = a.is_neox ? second.of[i] : one.of[4 + i / 2];
   }
-  const auto store = [](uint16_t* to, const Eight<Type>& vector) {
-    store_global(reinterpret_cast<uint4*>(to), vector.bits());
+  const auto store = [](uint16_t* place, const Eight<Type>& vector) {
+    store_global(reinterpret_cast<uint4*>(place), vector.bits());
   };
-  store(head + low, out_low);
-  store(head + high, out_high);
+  store(to + low, out_low);
+  store(to + high, out_high);
   if (!copy) return;
   store(copy + low, out_low);
   store(copy + high, out_high);
@@ -75,29 +76,41 @@ __global__ void __launch_bounds__(kRopeThreads) rope_cache_kernel(const RopeCach
     const int64_t position = load_global(a.positions + token);
     cosines = a.cos_sin + max(min(position, a.max_positions - 1), int64_t{0}) * a.rotary_dim;
   }
-  const int per_head = a.rotary_dim / 16;
+  const uint16_t* const query = a.query + token * a.query_token;
+  const uint16_t* const key = a.key + token * a.key_token;
+  uint16_t* const query_to = a.query_to + token * a.query_to_token;
+  uint16_t* const key_to = a.key_to + token * a.key_to_token;
+  uint16_t* const cached = cached_at(a.key_cache, slot, a.page_size);
+  const int pairs = a.rotary_dim / 16;
   if (item < a.rotated(a.query_heads)) {
-    uint16_t* const head = a.query + (token * a.query_token + item / per_head * a.query_head);
-    return rotate<Type>(a, head, nullptr, cosines, item % per_head);
+    const int head = item / pairs;
+    return rotate<Type>(a, query + head * a.query_head, query_to + head * a.query_to_head, nullptr,
+                        cosines, item % pairs);
   }
   item -= a.rotated(a.query_heads);
-  uint16_t* const key = a.key + token * a.key_token;
-  uint16_t* const key_to = cached_at(a.key_cache, slot, a.page_size);
   if (item < a.rotated(a.kv_heads)) {
-    const int head = item / per_head;
-    uint16_t* const copy = key_to ? key_to + head * a.key_cache.head : nullptr;
-    return rotate<Type>(a, key + head * a.key_head, copy, cosines, item % per_head);
+    const int head = item / pairs;
+    uint16_t* const copy = cached ? cached + head * a.key_cache.head : nullptr;
+    return rotate<Type>(a, key + head * a.key_head, key_to + head * a.key_to_head, copy, cosines,
+                        item % pairs);
   }
   item -= a.rotated(a.kv_heads);
-  if (slot < 0) return;
+  const int rest = (a.head_dim - a.rotary_dim) / 8;
+  if (item < a.rest_of_queries()) {
+    const int head = item / rest, column = a.rotary_dim + item % rest * 8;
+    return copy_eight(query_to + (head * a.query_to_head + column),
+                      query + (head * a.query_head + column));
+  }
+  item -= a.rest_of_queries();
   if (item < a.rest_of_keys()) {
-    const int rest = (a.head_dim - a.rotary_dim) / 8, head = item / rest;
-    const int column = a.rotary_dim + item % rest * 8;
-    return copy_eight(key_to + (head * a.key_cache.head + column),
-                      key + (head * a.key_head + column));
+    const int head = item / rest, column = a.rotary_dim + item % rest * 8;
+    const uint16_t* const from = key + (head * a.key_head + column);
+    if (key_to != key) copy_eight(key_to + (head * a.key_to_head + column), from);
+    if (cached) copy_eight(cached + (head * a.key_cache.head + column), from);
+    return;
   }
   item -= a.rest_of_keys();
-  if (item >= a.values()) return;
+  if (item >= a.values() || slot < 0) return;
   const int head = item / (a.value_dim / 8), column = item % (a.value_dim / 8) * 8;
   copy_eight(cached_at(a.value_cache, slot, a.page_size) + (head * a.value_cache.head + column),
              a.value + (token * a.value_token + head * a.value_head + column));
