@@ -159,7 +159,7 @@ def rope_cache(
     value_cache: Tensor | None = None,
     slots: Tensor | None = None,
 ) -> None:
-    if positions is not None:
+    if positions is not None and cos_sin is not None:
         rows = cos_sin[positions.clamp(0, cos_sin.shape[0] - 1)]
         cosine, sine = rows.unsqueeze(1).chunk(2, -1)
         for heads in (query, key):
@@ -169,11 +169,13 @@ def rope_cache(
                 x, y = (part.clone() for part in pairs)
                 pairs[0].copy_(x * cosine - y * sine)
                 pairs[1].copy_(y * cosine + x * sine)
-    if key_cache is None:
+    if key_cache is None or value_cache is None or value is None or slots is None:
         return
     blocks, block_size = key_cache.shape[:2]
-    for token in ((slots >= 0) & (slots < blocks * block_size)).nonzero().flatten():
-        block, place = divmod(int(slots[token]), block_size)
+    for token, slot in enumerate(slots.tolist()):
+        if not 0 <= slot < blocks * block_size:
+            continue
+        block, place = divmod(slot, block_size)
         key_cache[block, place] = key[token]
         value_cache[block, place] = value[token]
 
