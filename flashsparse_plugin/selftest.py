@@ -374,7 +374,7 @@ def _between(op: str, dtype: torch.dtype, device: str) -> float:
     positions = torch.arange(5) * 3
     cos_sin = torch.randn(16, 64, generator=generator).to(dtype)
     key_cache, value_cache = torch.zeros(2, 1, 16, 4, 128, dtype=dtype)
-    arguments = {
+    of_ops: dict[str, tuple[Any, ...]] = {
         "rms_norm": (x, more[0, 0], 1e-5),
         "add_rms_norm": (x, more, more[0, 0], 1e-5),
         "gate_mul": (x, "silu"),
@@ -382,7 +382,8 @@ def _between(op: str, dtype: torch.dtype, device: str) -> float:
         "rope_cache": (
             *(None, more, x, positions, cos_sin, False, key_cache, value_cache, positions),
         ),
-    }[op]
+    }
+    arguments = of_ops[op]
 
     def called(function: Any, change: Callable[[Tensor], Tensor]) -> list[Tensor]:
         given = [change(a) if isinstance(a, Tensor) else a for a in arguments]

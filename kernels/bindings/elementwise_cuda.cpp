@@ -218,6 +218,7 @@ std::tuple<Tensor, Tensor> rope(const Tensor& query, const Tensor& key, const Te
   a.key_to_token = key.size(1) * key.size(2);
   a.query_to_head = a.key_to_head = a.head_dim;
   launch(a, key);
+  lets_begin(query_to);
   return {query_to, key_to};
 }
 
