@@ -36,6 +36,7 @@ from flashsparse_plugin.roles import HEAD, ROUTER, called_head, called_router
 
 from .codes import take
 from .compat import allow_matrix_registers, is_experts, is_router
+from .decode_kernels import use_decode_kernels
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .early_begin import begin_early
 from .folder import folder_of
@@ -138,6 +139,7 @@ class FlashSparseQuantization(QuantizationConfig):
     # What vLLM asks for each layer.
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        use_decode_kernels(get_current_vllm_config())  # before the first norm is made
         if is_experts(layer):
             self.summary.left_dense(prefix, "experts")
             return None
