@@ -65,9 +65,13 @@ def attention(dtype=torch.float32, paged=False):
 
 LENGTHS = torch.tensor([16, 7], dtype=torch.int32)
 # Sizes, values, whether x is quantized, and an H200.
-PRODUCT = ([512, 512, 8, 1 << 18, 0, 0, 0, 0], "native", False, ops.known_gpu("H200"))
+PRODUCT = ([512, 512, 8, 1 << 18, 0, 0, 0, 0, 0, 0], "native", False, ops.known_gpu("H200"))
 
 SAMPLES = {
+    "experts_order": [
+        (torch.tensor([[1, 0], [2, 1]]), 3, 8),
+        (torch.tensor([[1, 0]]).int(), 1, 16, torch.tensor([0, -1]).int()),
+    ],
     "tiled_csl_pack": [(WEIGHT,)],
     "tiled_csl_unpack": [(*STORED, OUT, IN, torch.bfloat16)],
     "tiled_csl_validate": [(*STORED, OUT, IN)],
@@ -144,6 +148,7 @@ SAMPLES = {
     "sparse_24_linear": [],  # in formats/pattern/test_sparse_24.py, as is the next
     "sparse_24_unpack": [],
     "sparse_24_linear_rounded": [],  # in formats/pattern/test_sparse_24.py
+    "sparse_24_experts": [],  # in formats/pattern/test_sparse_24_experts.py
     "nm_gather_unpack": [
         (*GATHER, OUT, IN, *PATTERN, torch.bfloat16),
         (*GATHER_CODES, OUT, IN, *PATTERN, torch.bfloat16, GATHER_SCALE, "int8"),

@@ -26,6 +26,8 @@ template <class Type, class Shape, bool scaled>
 class Epilogue : mma_units::WarpSums<Shape, float, Cut> {
  public:
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
+  // Registers hold what belongs to the slots of few tokens; of more it is loaded for each row tile.
+  static constexpr bool kHoldsSlots = kTokenBlocks <= 2;
   using Tile = mma_units::SumsTile<Shape>;
   static_assert(kRowUnits % 2 == 0, "gate and up are in one warp");
 
@@ -38,12 +40,13 @@ class Epilogue : mma_units::WarpSums<Shape, float, Cut> {
   // Loads the slots, when they change, and the scales of a row tile long before they are needed.
   __device__ __forceinline__ void expect(const Steps& steps, bool new_slots) {
     if (column_warp_ > 0) return;
-    if (new_slots) take_slots(steps.slot_block());
+    if (kHoldsSlots && new_slots) take_slots(steps.slot_block());
     if (!scaled) return;
+    const int64_t first = int64_t{expert_of(steps)} * cut_.unit_rows * 16 + group();
     FS_UNROLL
     for (int i = 0; i < 2 * kRowUnits; ++i) {
       const int unit = row_unit(steps) + i / 2;
-      scales_[i] = unit < cut_.unit_rows ? a_.scales[unit_row(unit) + i % 2 * 8 + group()] : 0.0f;
+      scales_[i] = unit < cut_.unit_rows ? a_.scales[first + unit * 16 + i % 2 * 8] : 0.0f;
     }
   }
 
@@ -51,10 +54,11 @@ class Epilogue : mma_units::WarpSums<Shape, float, Cut> {
   __device__ __forceinline__ void leave(Tile& sums, const Steps& steps) {
     if (cut_.column_warps > 1) this->add_warps(sums);
     if (column_warp_ > 0) return;
+    if (!kHoldsSlots) take_slots(steps.slot_block());
     if (cut_.gated) {
-      store_gated(sums, row_unit(steps));
+      store_gated(sums, row_unit(steps), expert_of(steps));
     } else {
-      store_plain(sums, row_unit(steps));
+      store_plain(sums, row_unit(steps), expert_of(steps));
     }
   }
 
@@ -66,13 +70,12 @@ class Epilogue : mma_units::WarpSums<Shape, float, Cut> {
   __device__ __forceinline__ int row_unit(const Steps& steps) const {
     return (steps.set() * cut_.row_warps + row_warp_) * kRowUnits;
   }
-  // The first row of a unit among those of all experts.
-  __device__ __forceinline__ int64_t unit_row(int unit) const {
-    return (int64_t{expert_} * cut_.unit_rows + unit) * 16;
+  // Registers are scarce: it is loaded when it is needed.
+  __device__ __forceinline__ int expert_of(const Steps& steps) const {
+    return a_.order.experts[steps.slot_block()];
   }
 
   __device__ __forceinline__ void take_slots(int slot_block) {
-    expert_ = a_.order.experts[slot_block];
     const int* const slots = a_.order.slots + slot_block * Shape::kTokens;
     FS_UNROLL
     for (int n = 0; n < kTokenBlocks; ++n) {
@@ -103,12 +106,12 @@ class Epilogue : mma_units::WarpSums<Shape, float, Cut> {
     }
   }
 
-  __device__ __forceinline__ void store_plain(const Tile& sums, int row_unit) const {
+  __device__ __forceinline__ void store_plain(const Tile& sums, int row_unit, int expert) const {
     FS_UNROLL
     for (int i = 0; i < 2 * kRowUnits; ++i) {
       const int m = i / 2, first = (row_unit + m) * 16 + i % 2 * 8, row = first + group();
       if (row_unit + m >= cut_.unit_rows) break;
-      const float added = bias(int64_t{expert_} * a_.rows, row);
+      const float added = bias(int64_t{expert} * a_.rows, row);
       FS_UNROLL
       for (int n = 0; n < kTokenBlocks; ++n) {
         float y[2];
@@ -122,8 +125,8 @@ class Epilogue : mma_units::WarpSums<Shape, float, Cut> {
     }
   }
 
-  __device__ __forceinline__ void store_gated(const Tile& sums, int row_unit) const {
-    const int64_t biases = int64_t{2} * expert_ * a_.rows;
+  __device__ __forceinline__ void store_gated(const Tile& sums, int row_unit, int expert) const {
+    const int64_t biases = int64_t{2} * expert * a_.rows;
     FS_UNROLL
     for (int i = 0; i < kRowUnits; ++i) {
       const int m = i / 2 * 2, first = (row_unit + m) / 2 * 16 + i % 2 * 8, row = first + group();
@@ -150,7 +153,6 @@ class Epilogue : mma_units::WarpSums<Shape, float, Cut> {
   using mma_units::WarpSums<Shape, float, Cut>::column_warp_;
 
   const Arguments& a_;
-  int expert_ = 0;
   int slots_[kTokenBlocks];           // whose y this lane stores
   float weights_[kTokenBlocks][2];    // of the slots that this lane has sums of
   float scales_[2 * kRowUnits] = {};  // of the rows that this lane has sums of

@@ -15,15 +15,13 @@ class Steps {
   // At the first step of this thread block's range, of so many blocks of slots.
   __device__ __forceinline__ Steps(const Cut& cut, int slot_blocks) : cut_(cut) {
     const uint32_t tiles = slot_blocks * cut.sets;
-    const int begin = cut.by_blocks(tiles * blockIdx.x);
-    tiles_ = static_cast<int>(cut.by_blocks(tiles * (blockIdx.x + 1))) - begin;
-    slot_block_ = cut.by_sets(begin);
-    set_ = begin - slot_block_ * cut.sets;
+    tile_ = cut.by_blocks(tiles * blockIdx.x);
+    end_ = cut.by_blocks(tiles * (blockIdx.x + 1));
   }
 
-  __device__ __forceinline__ bool ended() const { return tiles_ == 0; }
-  __device__ __forceinline__ int slot_block() const { return slot_block_; }
-  __device__ __forceinline__ int set() const { return set_; }
+  __device__ __forceinline__ bool ended() const { return tile_ == end_; }
+  __device__ __forceinline__ int slot_block() const { return cut_.by_sets(tile_); }
+  __device__ __forceinline__ int set() const { return tile_ - slot_block() * cut_.sets; }
   // The first column, in units.
   __device__ __forceinline__ int column() const { return in_set_ * cut_.column_warps; }
   // Whether a warp has a unit in this step.
@@ -33,40 +31,26 @@ class Steps {
   __device__ __forceinline__ bool ends_set() const { return in_set_ + 1 == cut_.set_steps; }
   // Whether this row tile is the last one that needs its x.
   __device__ __forceinline__ bool ends_x() const {
-    return !cut_.x_resident || tiles_ == 1 || set_ + 1 == cut_.sets;
+    return !cut_.x_resident || tile_ + 1 == end_ || set() + 1 == cut_.sets;
   }
-  // Whether the range has another block of slots.
-  __device__ __forceinline__ bool has_more_slots() const { return tiles_ > cut_.sets - set_; }
 
   // Moves to the next step; true if it is of another block of slots.
   __device__ __forceinline__ bool advance() {
     if (++in_set_ < cut_.set_steps) return false;
-    return skip_set();
-  }
-  // Moves to the next row tile.
-  __device__ __forceinline__ bool skip_set() {
     in_set_ = 0;
-    --tiles_;
-    if (++set_ < cut_.sets) return false;
-    set_ = 0;
-    ++slot_block_;
-    return true;
+    ++tile_;
+    return set() == 0;
   }
-  // Moves to the next row tile that needs other x in shared memory.
+  // From a first step to that of the next row tile that needs other x in shared memory.
   __device__ __forceinline__ void skip_x() {
-    if (!cut_.x_resident) {
-      skip_set();
-    } else {
-      tiles_ -= min(tiles_, cut_.sets - set_);
-      set_ = 0;
-      ++slot_block_;
-    }
+    tile_ = cut_.x_resident ? min(end_, (slot_block() + 1) * cut_.sets) : tile_ + 1;
   }
 
  private:
+  // Few registers: what can be computed from the row tile, is.
   const Cut& cut_;
-  int tiles_;  // row tiles left, with this one
-  int slot_block_, set_, in_set_ = 0;
+  int tile_, end_;  // row tiles of all blocks of slots: this one, and the end of the range
+  int in_set_ = 0;
 };
 
 }  // namespace flashsparse::experts

@@ -43,12 +43,8 @@ class ExpertsRing {
         row_warp_(row_warp),
         column_warp_(column_warp),
         ring_(ring + threadIdx.x % 32 * kLaneBytes),
-        policy_(evict_first_policy()),
         steps_(steps) {
-    if (steps_.ended()) return;
-    next_expert_ = a_.order.experts[steps_.slot_block()];
-    take_expert();
-    seek();
+    if (!steps_.ended()) seek();
   }
 
   // Starts the copies of the next step, into the stage that was read last: one group of the
@@ -73,30 +69,27 @@ class ExpertsRing {
 
   __device__ __forceinline__ void copy_step() {
     if (steps_.inside(column_warp_)) {
-      copy_units<Shape, Values>(ring_ + filled_ * kStage, from_, below_, row_bytes(), policy_);
+      const unsigned char* const units = reinterpret_cast<const unsigned char*>(a_.units);
+      copy_units<Shape, Values>(ring_ + filled_ * kStage, units + uint64_t{from_} * kLaneBytes,
+                                cut_.unit_rows - 1 - row(), row_bytes(), evict_first_policy());
     }
-    from_ += cut_.column_warps * kBytes;
+    from_ += cut_.column_warps * (kBytes / kLaneBytes);
     if (++filled_ == cut_.weight_stages) filled_ = 0;
     const bool ends_set = steps_.ends_set();
-    const bool other_slots = steps_.advance();
-    if (!ends_set || steps_.ended()) return;
-    if (other_slots) take_expert();
-    seek();
+    steps_.advance();
+    if (ends_set && !steps_.ended()) seek();
   }
 
-  // The expert of the current block of slots; that of the next one is loaded meanwhile.
-  __device__ __forceinline__ void take_expert() {
-    expert_ = next_expert_;
-    if (steps_.has_more_slots()) next_expert_ = a_.order.experts[steps_.slot_block() + 1];
-  }
-  // Rows of units past an expert's end are clamped to its last one.
   __device__ __forceinline__ void seek() {
-    const int last = cut_.unit_rows - 1;
-    const int row = min((steps_.set() * cut_.row_warps + row_warp_) * Shape::kRowUnits, last);
-    below_ = last - row;
-    from_ = reinterpret_cast<const unsigned char*>(a_.units) +
-            int64_t{row_bytes()} * (int64_t{expert_} * cut_.unit_rows + row) +
-            (column_warp_ * kBytes + threadIdx.x % 32 * kLaneBytes);
+    const int first = a_.order.experts[steps_.slot_block()] * cut_.unit_rows;
+    from_ = ((first + row()) * static_cast<uint32_t>(cut_.unit_cols) + column_warp_) *
+                (kBytes / kLaneBytes) +
+            threadIdx.x % 32;
+  }
+  // The first row of units of the next step, in its expert; past the end the last one instead. Not
+  // held, as registers are scarce.
+  __device__ __forceinline__ int row() const {
+    return min((steps_.set() * cut_.row_warps + row_warp_) * Shape::kRowUnits, cut_.unit_rows - 1);
   }
   // Distance between two rows of units.
   __device__ __forceinline__ uint32_t row_bytes() const { return cut_.unit_cols * kBytes; }
@@ -105,11 +98,8 @@ class ExpertsRing {
   const experts::Cut& cut_;
   const int row_warp_, column_warp_;
   const uint32_t ring_;
-  const uint64_t policy_;
-  experts::Steps steps_;                 // at the next one to copy
-  const unsigned char* from_ = nullptr;  // this lane's bytes of its first unit
-  int below_ = 0;                        // rows of units below that unit's
-  int expert_ = 0, next_expert_ = 0;
+  experts::Steps steps_;       // at the next one to copy
+  uint32_t from_ = 0;          // this lane's bytes of its first unit, counted in kLaneBytes
   int filled_ = 0, read_ = 0;  // stages: next to fill, next to read
 };
 

@@ -17,8 +17,8 @@ constexpr int kMostStages = 8;
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Of the decode kernel: bytes of the weight, and of weight and x, per microsecond and SM; an H200
-// reads the former from memory. And microseconds until a block has its first weights and x.
-constexpr double kMemory = 34.6e3, kL2 = 49.3e3, kBegin = 1.4;
+// reads the former from memory.
+constexpr double kMemory = 34.6e3, kL2 = 49.3e3;
 constexpr double kClock = 1.9e3;  // clocks of a sub-core per microsecond
 constexpr double kSet = 0.08;     // microseconds of the epilogue of a row tile
 // Clocks of a sub-core for mma.sp of 8 tokens by a 16x256 block with its loads, and to dequantize
@@ -52,7 +52,7 @@ double cost(const ExpertsPlan& plan, const ExpertsProduct& product, const Gpu& g
   const double waits = 1 + 0.2 * std::max(0.0, 1 - ring / 96e3);
   const double set =
       std::max({weight / kMemory * waits, (weight + 1.2 * x) / kL2, clocks / kClock});
-  return kBegin + mine * (set + kSet / std::max(1, plan.weight_stages - 1));
+  return mine * (set + kSet / std::max(1, plan.weight_stages - 1));
 }
 
 }  // namespace
@@ -83,6 +83,10 @@ const char* ExpertsPlan::broken_rule(const ExpertsProduct& product, const Gpu& g
     return "there is nothing to multiply";
   if (product.experts > experts::kMostExperts) return "there are more than 1024 experts";
   if (product.cols > kMostCols || product.rows > kMostRows) return "an expert is too large";
+  // Places in the weight have 32 bits, and count 16 bytes.
+  const int64_t units = product.expert_unit_rows() * unit_cols(product.cols);
+  if (product.experts * units > UINT32_MAX / (product.unit.bytes() / kLaneBytes))
+    return "the experts are larger than 64 GB";
   if (row_warps < 1 || row_warps > info().warps || warps(product.cols) > info().warps)
     return "the shape has fewer warps";
   if (weight_stages < 1 || x_stages < 1 || weight_stages > kMostStages || x_stages > 1024)

@@ -19,9 +19,9 @@ namespace flashsparse::sparse_24 {
 // The compiled shapes, as in FS_SPARSE_24_SHAPES. A warp has two blocks of 16 rows, of gate and up.
 // The number of tokens is that of slots in a block of slots.
 #define FS_SPARSE_24_EXPERTS_SHAPES(X) \
-  X(8, 2, 12)                          \
-  X(16, 2, 12)                         \
-  X(32, 2, 9)
+  X(8, 2, 15)                          \
+  X(16, 2, 11)                         \
+  X(32, 2, 11)
 
 #define FS_SPARSE_24_SHAPE_INFO(tokens, row_units, warps) {tokens, row_units, warps},
 inline constexpr ShapeInfo kExpertsShapes[] = {
