@@ -245,7 +245,7 @@ def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
 def switched_driver() -> tuple[Path, list[str]]:
     """Under the thread sanitizer: one program for what is right and for all mutants."""
     parts = [f"cuda/sparse_24/{part}.cuh" for part in ("linear_block", "weight_ring")]
-    parts += [f"cuda/mma_units/{part}.cuh" for part in ("warp_sums", "partial_sums", "x_ring")]
+    parts += [f"cuda/mma_units/{part}.cuh" for part in ("sums", "partial_sums", "x_ring")]
     pattern = r"(?:__syncthreads|__syncwarp|sync_threads_of|mbarrier_wait)\([^;]*\);"
     headers, places = with_switched_barriers(parts, pattern)
     return compile_driver(LINEAR, "thread", headers), places

@@ -149,8 +149,8 @@ def test_nan_of_a_token_stays_with_it(driver):
 
 def switched_driver() -> tuple[Path, list[str]]:
     """Under the thread sanitizer: one program for what is right and for all mutants."""
-    parts = ["cuda/sparse_24/experts.cuh", "cuda/experts/order.cuh", "cuda/experts/x_stages.cuh"]
-    parts.append("cuda/mma_units/warp_sums.cuh")
+    parts = [f"cuda/experts/{part}.cuh" for part in ("order", "x_stages", "warp_sums")]
+    parts.append("cuda/sparse_24/experts.cuh")
     pattern = r"(?:__syncthreads|__syncwarp|sync_threads_of|mbarrier_wait)\([^;]*\);"
     headers, places = with_switched_barriers(parts, pattern)
     return compile_driver(DRIVER, "thread", headers), places

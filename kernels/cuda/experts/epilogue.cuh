@@ -8,7 +8,7 @@
 #include "common/mma.cuh"
 #include "cuda/experts/arguments.h"
 #include "cuda/experts/steps.cuh"
-#include "cuda/mma_units/warp_sums.cuh"
+#include "cuda/experts/warp_sums.cuh"
 
 namespace flashsparse::experts {
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ float activated(const Activation& activation, float g
 
 // `scaled`: whether accumulators are multiplied by scales of rows.
 template <class Type, class Shape, bool scaled>
-class Epilogue : mma_units::WarpSums<Shape, float, Cut> {
+class Epilogue : WarpSums<Shape> {
  public:
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
   // Registers hold what belongs to the slots of few tokens; of more it is loaded for each row tile.
@@ -35,7 +35,7 @@ class Epilogue : mma_units::WarpSums<Shape, float, Cut> {
   template <class Layout>
   __device__ __forceinline__ Epilogue(const Arguments& a, const Cut& cut, const Layout& layout,
                                       int row_warp, int column_warp, uint32_t shared)
-      : mma_units::WarpSums<Shape, float, Cut>(cut, layout, row_warp, column_warp, shared), a_(a) {}
+      : WarpSums<Shape>(cut, layout, row_warp, column_warp, shared), a_(a) {}
 
   // Loads the slots, when they change, and the scales of a row tile long before they are needed.
   __device__ __forceinline__ void expect(const Steps& steps, bool new_slots) {
@@ -148,9 +148,9 @@ class Epilogue : mma_units::WarpSums<Shape, float, Cut> {
     }
   }
 
-  using mma_units::WarpSums<Shape, float, Cut>::cut_;
-  using mma_units::WarpSums<Shape, float, Cut>::row_warp_;
-  using mma_units::WarpSums<Shape, float, Cut>::column_warp_;
+  using WarpSums<Shape>::cut_;
+  using WarpSums<Shape>::row_warp_;
+  using WarpSums<Shape>::column_warp_;
 
   const Arguments& a_;
   int slots_[kTokenBlocks];           // whose y this lane stores

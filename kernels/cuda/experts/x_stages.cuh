@@ -19,7 +19,7 @@ class XStages {
   template <class Layout>
   __device__ __forceinline__ XStages(const Arguments& a, const Cut& cut, const Layout& layout,
                                      uint32_t shared)
-      : a_(a), cut_(cut), stage_bytes_(layout.x_stage), x_(shared + layout.x), full_(shared) {}
+      : a_(a), cut_(cut), x_(shared + layout.x), full_(shared) {}
 
   // Called by one thread; a block barrier must follow.
   __device__ __forceinline__ void init() const {
@@ -58,7 +58,7 @@ class XStages {
   // Waits for x of the current step; returns its shared address.
   __device__ __forceinline__ uint32_t wait() const {
     mbarrier_wait(full_ + read_ * kMbarrierBytes, round_ % 2);
-    return x_ + read_ * stage_bytes_;
+    return place(read_, 0);
   }
   // The current step has been read. Call after a warp barrier.
   __device__ __forceinline__ void release(const Steps& steps) {
@@ -82,6 +82,10 @@ class XStages {
   __device__ __forceinline__ uint32_t empty() const {
     return full_ + cut_.x_stages * kMbarrierBytes;
   }
+  // A unit of columns of a stage.
+  __device__ __forceinline__ uint32_t place(int stage, int unit) const {
+    return x_ + (stage * cut_.column_warps + unit) * Shape::kXUnitBytes;
+  }
 
   // Copies x of a step, whose columns begin with unit `first`. `row`: of the slot of this lane, of
   // which the first `slots` count. Lanes copy the chunks of one slot.
@@ -93,8 +97,7 @@ class XStages {
       if (column >= a_.cols) return;
       const bool there = from < a_.cols;
       const uint16_t* const source = a_.x + (there ? from : 0);
-      const uint32_t to =
-          x_ + stage * stage_bytes_ + unit * Shape::kXUnitBytes + chunk / 8 * Shape::kPanelBytes;
+      const uint32_t to = place(stage, unit) + chunk / 8 * Shape::kPanelBytes;
       FS_UNROLL_BY(4)
       for (int i = 0; i < slots; ++i) {
         const int x_row = __shfl_sync(~0u, row, i);
@@ -106,7 +109,7 @@ class XStages {
 
   const Arguments& a_;
   const Cut& cut_;
-  const uint32_t stage_bytes_, x_;
+  const uint32_t x_;
   const uint32_t full_;       // barriers
   int read_ = 0, round_ = 0;  // the stage to read next; how often all have been read
 };

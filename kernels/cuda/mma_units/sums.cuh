@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of a warp of the decode kernels, at the end of a row tile or of the block's part of
-// it. Warps along the columns add up their accumulators in shared memory (warp_sums.cuh), those of
-// blocks that share the row tile in the workspace (partial_sums.cuh).
+// it. Warps along the columns add up their accumulators in shared memory, those of blocks that
+// share the row tile in the workspace (partial_sums.cuh).
 #pragma once
 #include <type_traits>
 
 #include "common/memory.cuh"
 #include "common/mma.cuh"
 #include "common/registers.cuh"
+#include "common/warp.cuh"
 #include "cuda/mma_units/linear_arguments.h"
 #include "cuda/mma_units/linear_shared.h"
 #include "cuda/mma_units/partial_sums.cuh"
 #include "cuda/mma_units/steps.cuh"
 #include "cuda/mma_units/sums_tile.cuh"
 #include "cuda/mma_units/token_scales.h"
-#include "cuda/mma_units/warp_sums.cuh"
 
 namespace flashsparse::mma_units {
 
@@ -22,18 +22,27 @@ namespace flashsparse::mma_units {
 // modulo 2^32: products of the weight's bytes code + 128 with the codes of x, from which 128 times
 // the sum of the token's codes is subtracted.
 template <class Type, class Shape, bool scaled, TokenScales token_scales, class Sum = float>
-class Sums : WarpSums<Shape, Sum, Cut> {
+class Sums {
  public:
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
   // With few tokens registers hold the scales of a row tile from its begin on.
   static constexpr bool kHoldsScales = scaled && kTokenBlocks <= 2;
+  // Warps whose accumulators are loaded at once: few where registers are scarce.
+  static constexpr int kWarpsAtOnce = kRowUnits * kTokenBlocks <= 2 ? 4 : 1;
   using Tile = SumsTile<Shape, Sum>;
 
   // `layout`: the format's Shared. Row scales are multiplied by `unit`.
   template <class Layout>
   __device__ __forceinline__ Sums(const Arguments& a, const Cut& cut, const Layout& layout,
                                   int row_warp, int column_warp, uint32_t shared, float unit = 1)
-      : WarpSums<Shape, Sum, Cut>(cut, layout, row_warp, column_warp, shared), a_(a), unit_(unit) {}
+      : a_(a),
+        cut_(cut),
+        row_warp_(row_warp),
+        column_warp_(column_warp),
+        unit_(unit),
+        warp_bytes_(layout.sums_warp),
+        place_(shared + layout.sums + row_warp * cut.column_warps * layout.sums_warp +
+               threadIdx.x % 32 * uint32_t{sizeof(float4)}) {}
 
   // Loads the scales of a row tile long before they are needed, since they come from memory; what
   // registers have no room for, as far as the L2.
@@ -51,7 +60,7 @@ class Sums : WarpSums<Shape, Sum, Cut> {
 
   // `steps` is at a step of the row tile.
   __device__ __forceinline__ void leave(Tile& sums, const Steps& steps) {
-    if (cut_.column_warps > 1) this->add_warps(sums);
+    if (cut_.column_warps > 1) add_warps(sums);
     const int set = steps.set();
     if (column_warp_ > 0 || row_unit(set) >= cut_.unit_rows) return;
     const int first = steps.first_block(set), last = steps.last_block(set);
@@ -66,6 +75,33 @@ class Sums : WarpSums<Shape, Sum, Cut> {
   // The warp's first row of units of a row tile.
   __device__ __forceinline__ int row_unit(int set) const {
     return (set * cut_.row_warps + row_warp_) * kRowUnits;
+  }
+
+  // The first warp along the columns adds up those of all, 8 tokens at a time.
+  __device__ __forceinline__ void add_warps(Tile& sums) {
+    FS_UNROLL
+    for (int n = 0; n < kTokenBlocks; ++n) {
+      const uint32_t buffer = place_ + turn_ * (kRowUnits * kSumsBytes);
+      if (column_warp_ > 0) {
+        FS_UNROLL
+        for (int m = 0; m < kRowUnits; ++m) {
+          store_shared(buffer + column_warp_ * warp_bytes_ + m * kSumsBytes, moved(sums[m][n]));
+        }
+      }
+      // Double-buffered: one barrier per iteration suffices, since a buffer is rewritten only two
+      // iterations later.
+      sync_threads_of(1 + row_warp_, cut_.column_warps * 32);
+      if (column_warp_ == 0) {
+        FS_UNROLL_BY(kWarpsAtOnce)
+        for (int warp = 1; warp < cut_.column_warps; ++warp) {
+          FS_UNROLL
+          for (int m = 0; m < kRowUnits; ++m) {
+            add(sums[m][n], load_shared<float4>(buffer + warp * warp_bytes_ + m * kSumsBytes));
+          }
+        }
+      }
+      turn_ ^= 1;
+    }
   }
 
   // True for the last of the blocks that share the row tile, which then has the sums of all.
@@ -153,12 +189,17 @@ class Sums : WarpSums<Shape, Sum, Cut> {
     }
   }
 
-  using WarpSums<Shape, Sum, Cut>::cut_;
-  using WarpSums<Shape, Sum, Cut>::row_warp_;
-  using WarpSums<Shape, Sum, Cut>::column_warp_;
+  static __device__ __forceinline__ void add(Sum (&sums)[4], const float4& more) {
+    sums[0] += sum_of_bits<Sum>(more.x), sums[1] += sum_of_bits<Sum>(more.y);
+    sums[2] += sum_of_bits<Sum>(more.z), sums[3] += sum_of_bits<Sum>(more.w);
+  }
 
   const Arguments& a_;
+  const Cut& cut_;
+  const int row_warp_, column_warp_;
   const float unit_;
+  const uint32_t warp_bytes_, place_;
+  uint32_t turn_ = 0;
   float scales_[2 * kRowUnits];  // of the rows that a lane has sums of
 };
 

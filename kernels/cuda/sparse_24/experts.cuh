@@ -14,7 +14,6 @@
 #include "cuda/mma_units/sums_tile.cuh"
 #include "cuda/sparse_24/experts_compiled.h"
 #include "cuda/sparse_24/linear.cuh"
-#include "cuda/sparse_24/weight_ring.cuh"
 
 namespace flashsparse::sparse_24 {
 
@@ -30,7 +29,8 @@ inline constexpr Scaled kScaled<ExpertsShape<tokens, row_units, warps>, Values> 
     : Values::kLayout.group == 128 ? Scaled::kSums
                                    : Scaled::kCodes;
 
-// A warp's own ring of units in shared memory, as WeightRing, over the experts of the steps.
+// A warp's own ring of units in shared memory, as that of weight_ring.cuh, for the steps of
+// experts.
 template <class Shape, class Values>
 class ExpertsRing {
  public:
@@ -47,10 +47,10 @@ class ExpertsRing {
     if (!steps_.ended()) seek();
   }
 
-  // Starts the copies of the next step, into the stage that was read last: one group of the
-  // thread's copies, empty past the end.
-  __device__ __forceinline__ void refill() {
-    if (!steps_.ended()) copy_step();
+  // Starts the copies of the next step, to a stage: one group of the thread's copies, empty past
+  // the end.
+  __device__ __forceinline__ void fill(int stage) {
+    if (!steps_.ended()) copy_step(stage);
     copy_async_commit();
   }
   // Waits for the current step; returns the shared address of this lane's bytes of its first unit.
@@ -59,7 +59,9 @@ class ExpertsRing {
     if (Values::kLayout.scales() < Values::kLayout.bytes()) __syncwarp();
     return ring_ + read_ * kStage;
   }
+  // The current step has been read: refills its stage. Call after a warp barrier.
   __device__ __forceinline__ void advance() {
+    fill(read_);
     if (++read_ == cut_.weight_stages) read_ = 0;
   }
 
@@ -67,17 +69,34 @@ class ExpertsRing {
   static constexpr int kBytes = Values::kLayout.bytes();
   static constexpr uint32_t kStage = Shape::kRowUnits * place_bytes(Values::kLayout);
 
-  __device__ __forceinline__ void copy_step() {
+  __device__ __forceinline__ void copy_step(int stage) {
     if (steps_.inside(column_warp_)) {
-      const unsigned char* const units = reinterpret_cast<const unsigned char*>(a_.units);
-      copy_units<Shape, Values>(ring_ + filled_ * kStage, units + uint64_t{from_} * kLaneBytes,
-                                cut_.unit_rows - 1 - row(), row_bytes(), evict_first_policy());
+      copy_units(ring_ + stage * kStage);
     }
     from_ += cut_.column_warps * (kBytes / kLaneBytes);
-    if (++filled_ == cut_.weight_stages) filled_ = 0;
     const bool ends_set = steps_.ends_set();
     steps_.advance();
     if (ends_set && !steps_.ended()) seek();
+  }
+
+  // Each lane copies the bytes that it will read, except for group scales, which all lanes read. A
+  // unit past the last row is a copy of the one above it: it is multiplied, but not stored.
+  __device__ __forceinline__ void copy_units(uint32_t stage) const {
+    constexpr int kScales = Values::kLayout.scales();
+    const unsigned char* const first =
+        reinterpret_cast<const unsigned char*>(a_.units) + uint64_t{from_} * kLaneBytes;
+    const int below = cut_.unit_rows - 1 - row();
+    const uint64_t policy = evict_first_policy();
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) {
+      const unsigned char* const from = first + (m == 0 || below < m ? 0 : m * row_bytes());
+      const uint32_t unit = stage + m * place_bytes(Values::kLayout);
+      FS_UNROLL
+      for (int i = 0; i < kScales; i += kVectorBytes) copy_async_hinted(unit + i, from + i, policy);
+      if (kScales < kBytes && threadIdx.x % 32 < (kBytes - kScales) / kLaneBytes) {
+        copy_async_hinted(unit + kScales, from + kScales, policy);
+      }
+    }
   }
 
   __device__ __forceinline__ void seek() {
@@ -98,9 +117,9 @@ class ExpertsRing {
   const experts::Cut& cut_;
   const int row_warp_, column_warp_;
   const uint32_t ring_;
-  experts::Steps steps_;       // at the next one to copy
-  uint32_t from_ = 0;          // this lane's bytes of its first unit, counted in kLaneBytes
-  int filled_ = 0, read_ = 0;  // stages: next to fill, next to read
+  experts::Steps steps_;  // at the next one to copy
+  uint32_t from_ = 0;     // this lane's bytes of its first unit, counted in kLaneBytes
+  int read_ = 0;          // the stage to read next
 };
 
 // Launch with plan.blocks blocks of plan.threads() threads and plan.shared_bytes() of dynamic
@@ -128,7 +147,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                                      shared + layout.weights + warp * layout.weight_ring);
   if (!copies_x) {
     FS_NO_UNROLL
-    for (int i = 0; i < cut.weight_stages; ++i) weights.refill();
+    for (int i = 0; i < cut.weight_stages; ++i) weights.fill(i);
   }
   __syncthreads();
   griddepcontrol_launch_dependents();
@@ -146,9 +165,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const uint32_t x_of_step = x.wait(), units = weights.wait();
     // Skips units past the last column, instead of zero-filling x: 0 * inf would give NaN.
     if (steps.inside(column_warp)) multiplier.multiply(units, x_of_step);
-    weights.advance();
     __syncwarp();
-    weights.refill();
+    weights.advance();
     x.release(steps);
     const experts::Steps here = steps;
     const bool other_slots = steps.advance();

@@ -10,25 +10,6 @@
 
 namespace flashsparse::sparse_24 {
 
-// Starts the copies of a step's units of a warp, one above the other, to a stage: each lane those
-// of its own bytes, which begin at `first`. Units past the last row, of which `below` are below the
-// first one, are copies of the first one: they are multiplied, but not stored.
-template <class Shape, class Values>
-__device__ __forceinline__ void copy_units(uint32_t stage, const unsigned char* first, int below,
-                                           uint32_t row_bytes, uint64_t policy) {
-  constexpr int kBytes = Values::kLayout.bytes(), kScales = Values::kLayout.scales();
-  FS_UNROLL
-  for (int m = 0; m < Shape::kRowUnits; ++m) {
-    const unsigned char* const from = first + (m == 0 || below < m ? 0 : m * row_bytes);
-    const uint32_t unit = stage + m * place_bytes(Values::kLayout);
-    FS_UNROLL
-    for (int i = 0; i < kScales; i += kVectorBytes) copy_async_hinted(unit + i, from + i, policy);
-    if (kScales < kBytes && threadIdx.x % 32 < (kBytes - kScales) / kLaneBytes) {
-      copy_async_hinted(unit + kScales, from + kScales, policy);
-    }
-  }
-}
-
 template <class Shape, class Values>
 class WeightRing {
  public:
@@ -74,7 +55,17 @@ class WeightRing {
   __device__ __forceinline__ void copy_step() {
     --left_;
     if (in_set_ * cut_.column_warps + column_warp_ < cut_.unit_cols) {
-      copy_units<Shape, Values>(ring_ + filled_ * kStage, from_, below_, row_bytes(), policy_);
+      FS_UNROLL
+      for (int m = 0; m < Shape::kRowUnits; ++m) {
+        const unsigned char* const from = from_ + (m == 0 || below_ < m ? 0 : m * row_bytes());
+        const uint32_t unit = ring_ + filled_ * kStage + m * kPlace;
+        FS_UNROLL
+        for (int i = 0; i < kScales; i += kVectorBytes)
+          copy_async_hinted(unit + i, from + i, policy_);
+        if (kScales < kBytes && threadIdx.x % 32 < (kBytes - kScales) / kLaneBytes) {
+          copy_async_hinted(unit + kScales, from + kScales, policy_);
+        }
+      }
     }
     from_ += cut_.column_warps * kBytes;
     if (++filled_ == cut_.weight_stages) filled_ = 0;

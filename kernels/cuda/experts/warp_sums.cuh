@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduction of the accumulators of the warps along the columns of a block, in shared memory.
+// The reduction of the accumulators of the warps along the columns of a block, in shared memory. As
+// in mma_units/sums.cuh: shared with it, it changed the machine code of the decode kernels, which
+// are timed as they are.
 #pragma once
 #include "common/memory.cuh"
 #include "common/warp.cuh"
+#include "cuda/experts/arguments.h"
 #include "cuda/mma_units/linear_shared.h"
-#include "cuda/mma_units/moved_sums.cuh"
 #include "cuda/mma_units/sums_tile.cuh"
 
-namespace flashsparse::mma_units {
+namespace flashsparse::experts {
 
-// The base of epilogues. `Cut` has column_warps, the warps along the columns.
-template <class Shape, class Sum, class Cut>
+template <class Shape>
 class WarpSums {
  public:
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
@@ -18,7 +19,7 @@ class WarpSums {
   static constexpr int kWarpsAtOnce = kRowUnits * kTokenBlocks <= 2 ? 4 : 1;
 
  protected:
-  // `layout`: the format's Shared.
+  // `layout`: mma_units::Shared.
   template <class Layout>
   __device__ __forceinline__ WarpSums(const Cut& cut, const Layout& layout, int row_warp,
                                       int column_warp, uint32_t shared)
@@ -31,14 +32,15 @@ class WarpSums {
 
   // The first warp along the columns adds up those of all, 8 tokens at a time, always in the same
   // order.
-  __device__ __forceinline__ void add_warps(SumsTile<Shape, Sum>& sums) {
+  __device__ __forceinline__ void add_warps(mma_units::SumsTile<Shape>& sums) {
     FS_UNROLL
     for (int n = 0; n < kTokenBlocks; ++n) {
-      const uint32_t buffer = place_ + turn_ * (kRowUnits * kSumsBytes);
+      const uint32_t buffer = place_ + turn_ * (kRowUnits * mma_units::kSumsBytes);
       if (column_warp_ > 0) {
         FS_UNROLL
         for (int m = 0; m < kRowUnits; ++m) {
-          store_shared(buffer + column_warp_ * warp_bytes_ + m * kSumsBytes, moved(sums[m][n]));
+          store_shared(buffer + column_warp_ * warp_bytes_ + m * mma_units::kSumsBytes,
+                       as_vector(sums[m][n]));
         }
       }
       // Double-buffered: one barrier per iteration suffices, since a buffer is rewritten only two
@@ -49,7 +51,8 @@ class WarpSums {
         for (int warp = 1; warp < cut_.column_warps; ++warp) {
           FS_UNROLL
           for (int m = 0; m < kRowUnits; ++m) {
-            add(sums[m][n], load_shared<float4>(buffer + warp * warp_bytes_ + m * kSumsBytes));
+            add(sums[m][n],
+                load_shared<float4>(buffer + warp * warp_bytes_ + m * mma_units::kSumsBytes));
           }
         }
       }
@@ -61,13 +64,15 @@ class WarpSums {
   const int row_warp_, column_warp_;
 
  private:
-  static __device__ __forceinline__ void add(Sum (&sums)[4], const float4& more) {
-    sums[0] += sum_of_bits<Sum>(more.x), sums[1] += sum_of_bits<Sum>(more.y);
-    sums[2] += sum_of_bits<Sum>(more.z), sums[3] += sum_of_bits<Sum>(more.w);
+  static __device__ __forceinline__ float4 as_vector(const float (&sums)[4]) {
+    return make_float4(sums[0], sums[1], sums[2], sums[3]);
+  }
+  static __device__ __forceinline__ void add(float (&sums)[4], const float4& more) {
+    sums[0] += more.x, sums[1] += more.y, sums[2] += more.z, sums[3] += more.w;
   }
 
   const uint32_t warp_bytes_, place_;
   uint32_t turn_ = 0;
 };
 
-}  // namespace flashsparse::mma_units
+}  // namespace flashsparse::experts
