@@ -82,10 +82,12 @@ def overview(path: Path) -> None:
     labels = [f"{name}  {ratio:.1f}×" for name, ratio in bars.items()]
     axis.barh(labels, list(bars.values()), color=colours, height=0.62)
     axis.axvline(1, color=GREY, linewidth=1)
-    axis.text(1, len(bars) - 0.1, "cuBLAS", ha="center", va="top")
+    axis.text(1, len(bars) - 0.1, "cuBLAS ", ha="right", va="top")
     for name, ratio in lines_at.items():
         axis.axvline(ratio, color=GREY, linestyle="--", linewidth=1.5)
-        axis.text(ratio, len(bars) - 0.1, f"{name} {ratio:.1f}×", ha="center", va="top")
+        # Away from each other, as the two lines are close.
+        side = "right" if ratio == min(lines_at.values()) else "left"
+        axis.text(ratio, len(bars) - 0.1, f" {name} {ratio:.1f}× ", ha=side, va="top")
     axis.invert_yaxis()
     axis.set_xticks([])
     axis.spines["bottom"].set_visible(False)

@@ -410,7 +410,8 @@ def main(arguments: list[str] | None = None) -> int:
     out.print(Text(f"Figures:    {shown(figures)}"), soft_wrap=True)
     command = shown(Path(sys.executable).with_name("flashsparse"))
     packed = shown(BUILD / slug(Settings(**result["settings"])) / "packed")
-    out.print(Text(f'Talk to it: {command} generate {packed} -p "Hello"'), soft_wrap=True)
+    trial = f'--no-chat --repetition-penalty {REPETITION_PENALTY} -p "Once upon a time"'
+    out.print(Text(f"More of it: {command} generate {packed} {trial}"), soft_wrap=True)
     own = f"{command} sparsify MODEL OUT --calibration FILE.txt"
     out.print(Text(f"Now yours:  {own}"), soft_wrap=True)
     return 0

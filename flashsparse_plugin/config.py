@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 PATTERN: Final = {"n": 2, "m": 4}
 """By their options, the zeros of codes whose checkpoint tells of none."""
+HEADS: Final = {"int8": "1:1-L128-int8", "fp8": "1:1-L128-fp8"}
+"""Output heads that keep every weight, in 8 bits: by their names the formats in short."""
 MAX_IGNORED: Final = 4096  # names and patterns; each is compared with every layer
 MAX_LAYERS: Final = 100_000  # above the linear layers of any model
 Name = Annotated[str, Field(max_length=1000)]  # of a module, or a pattern
@@ -97,6 +99,9 @@ class FlashSparseConfig(BaseModel):
             packs it too.
         layers: Layers that differ from the rest, by name: a scheme of their own, or "dense".
             Stronger than `ignore`.
+        head: "int8" or "fp8": the output head keeps every weight, in 8 bits with a scale a row,
+            whatever `ignore` says. Where it is tied to the embedding, one weight serves both. None:
+            as the other fields say.
         options: Options of the format (nm_vector: n, m, vector_length, values, group, activations).
             n and m may be left out for a checkpoint that another tool quantized, which names them.
         dequantize: Unpack while loading and run dense. Not written to disk.
@@ -119,6 +124,7 @@ class FlashSparseConfig(BaseModel):
     pruning: Literal["none", "magnitude"] = "none"
     ignore: Annotated[list[Name], Field(max_length=MAX_IGNORED)] = ["lm_head"]
     layers: Annotated[dict[Name, LayerConfig], Field(max_length=MAX_LAYERS)] = {}
+    head: Literal["int8", "fp8"] | None = None
     options: dict[str, Any] = {}
     dequantize: bool = Field(default=False, exclude=True)
     batch: int = Field(default=8, ge=1, le=1 << 16, exclude=True)
@@ -214,6 +220,24 @@ class FlashSparseConfig(BaseModel):
         """
         if self._lacks_pattern():
             self._scheme(LayerConfig(format=self.format), ())
+
+    def place_head(self, name: str) -> None:
+        """Gives the output head the scheme that `head` asks for, also where `layers` has it dense.
+
+        Raises:
+            FormatError: Where `layers` asks for another one.
+        """
+        if self.head is None:
+            return
+        wanted = LayerConfig(format=HEADS[self.head])
+        own = self.layers.get(name)
+        if own is None or own.format == DENSE:
+            self.layers[name] = wanted
+        elif (own.format, own.options) != (wanted.format, wanted.options):
+            raise FormatError(
+                f"layer {name!r}: head={self.head!r} and layers= ask for different formats of the "
+                "output head. Remedy: leave one of the two out"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what belongs in config.json: unknown keys included, empty ones left out."""
@@ -317,7 +341,8 @@ class FlashSparseConfig(BaseModel):
 
     def get_loading_attributes(self) -> dict[str, Any]:
         """What a user may change when loading a checkpoint that is packed already."""
-        return {"dequantize": self.dequantize}
+        head = {} if self.head is None else {"head": self.head}
+        return {"dequantize": self.dequantize, **head}
 
     def to_json_string(self, use_diff: bool = True) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"

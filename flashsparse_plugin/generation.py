@@ -122,6 +122,12 @@ def generate(
     )
 
 
+def repeats_itself(text: str) -> bool:
+    """Whether a text ends in one phrase, four times and more."""
+    most = min(200, len(text) // 4)
+    return any(text[-3 * n :] == text[-4 * n : -n] for n in range(8, most + 1))
+
+
 def describe(stats: dict[str, Any]) -> str:
     """Formats the statistics as one line."""
     prefill = f"{stats['prefill_tokens_per_second']:.1f} tokens/s"

@@ -2,7 +2,7 @@
 """What estimates of time know of a GPU, and the dense product that every estimate is compared with.
 
 The rates of each GPU that launches are fitted to are a row of kernels/cuda/shared/gpu.h. Those of
-others are of data sheets, below.
+others are of data sheets (data_sheets.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from .data_sheets import SHEETS, DataSheet, gpu_name
 from .ops.library import ops
 
 
@@ -26,6 +27,7 @@ class Gpu:
         multiprocessors: Their number.
         capability: The compute capability.
         bus: Bytes a second that memory gives by its clock and width; 0: not known.
+        unverified: Which of these neither a measurement nor a source backs.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Gpu:
     multiprocessors: int
     capability: tuple[int, int]
     bus: float = 0.0
+    unverified: tuple[str, ...] = ()
 
     @classmethod
     def known(cls, name: str) -> Gpu:
@@ -77,46 +80,25 @@ LIBRARY_MEMORY = 0.93  # share of the bandwidth that the library reaches
 _BANDWIDTH, _TENSOR, _L2_HBM, _L2_GDDR = 0.9, 0.75, 30.0, 16.0
 
 
-def _of_data_sheet(
-    name: str, capability: tuple[int, int], bandwidth: float, count: int, clock: float, dense: float
-) -> Gpu:
-    """A GPU by its data sheet.
+def _of_data_sheet(sheet: DataSheet) -> Gpu:
+    """The rates of a GPU by its data sheet."""
+    clock, bus = sheet.clock * 1e9, sheet.bandwidth * 1e9
+    hbm = sheet.capability in ((8, 0), (9, 0), (10, 0))
+    l2 = (_L2_HBM if hbm else _L2_GDDR) * sheet.sms * clock
+    return Gpu(
+        sheet.name,
+        _BANDWIDTH * bus,
+        l2,
+        clock,
+        _TENSOR * sheet.dense * 1e12,
+        sheet.sms,
+        sheet.capability,
+        bus,
+        (*sheet.unverified, "L2"),
+    )
 
-    Args:
-        name: Part of what torch calls such a GPU, as whole words.
-        capability: The compute capability.
-        bandwidth: GB/s.
-        count: Of SMs.
-        clock: Boost, GHz.
-        dense: TFLOPS of bfloat16 without sparsity, summed in float32.
-    """
-    hbm = capability in ((8, 0), (9, 0), (10, 0))
-    l2 = (_L2_HBM if hbm else _L2_GDDR) * count * clock * 1e9
-    memory, tensor = _BANDWIDTH * bandwidth * 1e9, _TENSOR * dense * 1e12
-    return Gpu(name, memory, l2, clock * 1e9, tensor, count, capability, bandwidth * 1e9)
 
-
-DATA_SHEETS = (
-    # NVIDIA H800 and H20 Tensor Core GPU
-    _of_data_sheet("H800", (9, 0), 3350, 132, 1.98, 989),
-    _of_data_sheet("H20", (9, 0), 4000, 78, 1.98, 148),
-    # NVIDIA DGX B200, one of its eight
-    _of_data_sheet("B200", (10, 0), 8000, 148, 1.965, 2250),
-    # NVIDIA A100 80GB, of which the A800 differs in NVLink alone
-    _of_data_sheet("A800", (8, 0), 2039, 108, 1.41, 312),
-    # NVIDIA A10G, for AWS
-    _of_data_sheet("A10G", (8, 6), 600, 80, 1.71, 70),
-    # NVIDIA RTX A6000
-    _of_data_sheet("RTX A6000", (8, 6), 768, 84, 1.80, 154.8),
-    # NVIDIA L4, L40S
-    _of_data_sheet("L4", (8, 9), 300, 58, 2.04, 121),
-    _of_data_sheet("L40S", (8, 9), 864, 142, 2.52, 362),
-    # NVIDIA Ada GPU Architecture: RTX 4090, RTX 6000 Ada Generation
-    _of_data_sheet("RTX 4090", (8, 9), 1008, 128, 2.52, 165.2),
-    _of_data_sheet("RTX 6000 Ada", (8, 9), 960, 142, 2.505, 364.2),
-    # NVIDIA RTX Blackwell GPU Architecture
-    _of_data_sheet("RTX 5090", (12, 0), 1792, 170, 2.407, 209.5),
-)
+DATA_SHEETS = tuple(map(_of_data_sheet, SHEETS))
 """GPUs on which nothing was measured."""
 
 
@@ -138,11 +120,8 @@ def find_gpu(name: str, capability: tuple[int, int]) -> Gpu:
 
 def gpu_named(text: str) -> Gpu | None:
     """The GPU that a user calls "H100", "rtx4090" or "4090"; None for none that is known."""
-
-    def plain(name: str) -> str:
-        return re.sub(r"[\s_-]|nvidia|rtx|generation", "", name.lower())
-
-    return next((gpu for gpu in (*GPUS, *DATA_SHEETS) if plain(gpu.name) == plain(text)), None)
+    name = gpu_name(text)
+    return next((gpu for gpu in (*GPUS, *DATA_SHEETS) if gpu.name == name), None)
 
 
 def library_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:

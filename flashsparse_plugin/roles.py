@@ -19,7 +19,8 @@ from .names import LM_HEAD
 ROUTER = "router"
 HEAD = "output head"
 _HEADS_BY_NAME = ("score", "classifier")
-_ROUTERS_BY_NAME = ("gate", "wg", "shared_expert_gate")
+_ROUTERS_BY_NAME = ("gate", "wg")
+_ENDS_OF_ROUTERS = ("expert_gate", "experts_gate")
 
 
 def kept_dense(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, str]:
@@ -98,7 +99,7 @@ def called_router(name: str, is_replicated: bool) -> bool:
     """
     parts = name.lower().split(".")
     return any("router" in part for part in parts) or (
-        is_replicated and parts[-1] in _ROUTERS_BY_NAME
+        is_replicated and (parts[-1] in _ROUTERS_BY_NAME or parts[-1].endswith(_ENDS_OF_ROUTERS))
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .formats import all_formats
-from .ops import attention_reference, ops, reference
+from .ops import attention_reference, elementwise, ops, reference
 from .packed import Format, FormatError, PackedWeight, Scheme
 
 PASS, FAIL, NO_SELF_TEST = "PASS", "FAIL", "no self-test"
@@ -103,6 +103,8 @@ def about(op: str) -> str:
         return "dense layers with few tokens"
     if op.endswith("_decode"):
         return "decode attention"
+    if op in _BETWEEN_PRODUCTS:
+        return "norms, rotary embeddings, activations"
     if op == "cpu_capability":
         return "instructions of this CPU"
     of = [format for format in all_formats() if op.startswith(f"{format.name}_")]
@@ -130,6 +132,8 @@ def _find(op: str) -> Callable[[str], float] | None:
         return _capability
     if op in _DENSE_TOKENS:
         return lambda device: max(_dense(op, _weight(dtype), device) for dtype in _WEIGHT_DTYPES)
+    if op in _BETWEEN_PRODUCTS:
+        return lambda device: max(_between(op, dtype, device) for dtype in _WEIGHT_DTYPES)
     if op.endswith("_decode"):
         name = op.removesuffix("_decode")
         return lambda device: max(_decode(name, dtype, device) for dtype in _WEIGHT_DTYPES)
@@ -363,12 +367,51 @@ def _decode(name: str, dtype: torch.dtype, device: str) -> float:
     return worst
 
 
+def _between(op: str, dtype: torch.dtype, device: str) -> float:
+    """The error of each element in units of the largest: that of up to three roundings."""
+    generator = torch.Generator().manual_seed(3)
+    x, more = torch.randn(2, 5, 4, 128, generator=generator).to(dtype)
+    positions = torch.arange(5) * 3
+    cos_sin = torch.randn(16, 64, generator=generator).to(dtype)
+    key_cache, value_cache = torch.zeros(2, 1, 16, 4, 128, dtype=dtype)
+    of_ops: dict[str, tuple[Any, ...]] = {
+        "rms_norm": (x, more[0, 0], 1e-5),
+        "add_rms_norm": (x, more, more[0, 0], 1e-5),
+        "gate_mul": (x, "silu"),
+        "rope": (x, more, positions, cos_sin, True),
+        "rope_cache": (
+            *(None, more, x, positions, cos_sin, False, key_cache, value_cache, positions),
+        ),
+    }
+    arguments = of_ops[op]
+
+    def called(function: Any, change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        given = [change(a) if isinstance(a, Tensor) else a for a in arguments]
+        found = function(*given)
+        if found is None:  # it changes what it is given
+            return [given[1], given[6], given[7]]
+        return list(found) if isinstance(found, (tuple, list)) else [found]
+
+    exact = called(
+        getattr(elementwise, op), lambda a: a.double() if a.dtype == dtype else a.clone()
+    )
+    worst = 0.0
+    for y, right in zip(called(_op(op), lambda a: a.clone().to(device)), exact, strict=True):
+        error = float((y.cpu().double() - right).abs().max() / right.abs().max())
+        limit = 2 * torch.finfo(dtype).eps
+        if not error <= limit or y.dtype != dtype:
+            raise _Wrong(f"error {error:.1e} above {limit:.1e} in {dtype}".replace("torch.", ""))
+        worst = max(worst, error)
+    return worst
+
+
 def _capability(device: str) -> float:
     if not kernel_path():
         raise _Wrong("names no kernels")
     return 0.0
 
 
+_BETWEEN_PRODUCTS = {"rms_norm", "add_rms_norm", "gate_mul", "rope", "rope_cache"}
 _DENSE_TOKENS = {"flat_gemm": (1, 8, 33), "gemv": (1, 3, 8), "dense_linear": (1, 5, 40)}
 _DENSE_THRESHOLDS = {"dense_linear": (2, 16)}  # such that it takes each of its three ways
 _PROMISES = {

@@ -46,6 +46,7 @@ HOST_SOURCES = {
     "nm_spmm/linear_driver": ["cuda/nm_spmm/linear_plan.cpp"],
     "sparse_24/linear_driver": ["cuda/sparse_24/linear_plan.cpp"],
     "sparse_24/linear_codes_driver": ["cuda/sparse_24/linear_plan.cpp"],
+    "sparse_24/experts_driver": ["cuda/sparse_24/experts_plan.cpp"],
     "sparse_24/wgmma_driver": ["cuda/sparse_24/wgmma_plan.cpp"],
     "sparse_24/wgmma_codes_driver": ["cuda/sparse_24/wgmma_plan.cpp"],
     "tiled_bitmap/linear_driver": ["cuda/tiled_bitmap/linear_plan.cpp"],

@@ -111,8 +111,6 @@ NOT_RUN = {
     "vllm serve ./SmolLM2-pruned --sparse-method auto": SERVER,
     "vllm serve ./SmolLM2 --decode-attention unified_max": SERVER,
     "vllm serve ./Llama-3-70B-packed --tensor-parallel-size 4": SERVER,
-    "vllm serve ./Llama-3-70B-packed --tensor-parallel-size 8 --pipeline-parallel-size 2 "
-    "--distributed-executor-backend ray": SERVER,
     "vllm serve RedHatAI/Sparse-Llama-3.1-8B-2of4 --sparse-method auto": SERVER,
     "vllm serve RedHatAI/Sparse-Llama-3.1-8B-2of4 --sparse-method 2:4-fp8": SERVER,
     "vllm serve ./Llama-2of4 --sparse-method 2:4-fp8": SERVER,
@@ -129,8 +127,6 @@ NOT_RUN = {
     "flashsparse inspect ORG/NAME": HUB,
     "flashsparse prune ORG/NAME@v1.0 pruned --method magnitude --sparsity 0.6": HUB,
     "flashsparse convert pruned packed --push ME/NAME-sparse": HUB,
-    "ray start --head": "starts a cluster of machines",
-    "ray start --address FIRST:6379": "starts a cluster of machines",
 }
 # By the first line of the block.
 CODE_NOT_RUN = {

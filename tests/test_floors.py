@@ -11,7 +11,17 @@ from pathlib import Path
 
 HOME = Path(__file__).parent.parent
 PACKAGE = "flashsparse_plugin"
-GROUND = {"formats", "gpu", "messages", "names", "ops", "packed", "plan", "rules"}  # floor 2
+GROUND = {
+    "data_sheets",
+    "formats",
+    "gpu",
+    "messages",
+    "names",
+    "ops",
+    "packed",
+    "plan",
+    "rules",
+}  # floor 2
 ROOMS = {"files": 1, "foreign": 2, "read": 3, "write": 4}  # of checkpoint/
 ROOMS |= {"card": 5, "prune": 5, "hub": 5, "convert": 6}
 # Imports that go up, each with its reason.

@@ -64,10 +64,16 @@ def attention(dtype=torch.float32, paged=False):
 
 
 LENGTHS = torch.tensor([16, 7], dtype=torch.int32)
+HEADS = torch.randn(2, 5, 64, dtype=torch.bfloat16)  # of two tokens
+PAGES = torch.zeros(2, 2, 16, 2, 64, dtype=torch.bfloat16).unbind()
 # Sizes, values, whether x is quantized, and an H200.
-PRODUCT = ([512, 512, 8, 1 << 18, 0, 0, 0, 0], "native", False, ops.known_gpu("H200"))
+PRODUCT = ([512, 512, 8, 1 << 18, 0, 0, 0, 0, 0, 0], "native", False, ops.known_gpu("H200"))
 
 SAMPLES = {
+    "experts_order": [
+        (torch.tensor([[1, 0], [2, 1]]), 3, 8),
+        (torch.tensor([[1, 0]]).int(), 1, 16, torch.tensor([0, -1]).int()),
+    ],
     "tiled_csl_pack": [(WEIGHT,)],
     "tiled_csl_unpack": [(*STORED, OUT, IN, torch.bfloat16)],
     "tiled_csl_validate": [(*STORED, OUT, IN)],
@@ -144,6 +150,7 @@ SAMPLES = {
     "sparse_24_linear": [],  # in formats/pattern/test_sparse_24.py, as is the next
     "sparse_24_unpack": [],
     "sparse_24_linear_rounded": [],  # in formats/pattern/test_sparse_24.py
+    "sparse_24_experts": [],  # in formats/pattern/test_sparse_24_experts.py
     "nm_gather_unpack": [
         (*GATHER, OUT, IN, *PATTERN, torch.bfloat16),
         (*GATHER_CODES, OUT, IN, *PATTERN, torch.bfloat16, GATHER_SCALE, "int8"),
@@ -171,6 +178,14 @@ SAMPLES = {
     ],
     "unified_max_paged_decode": [(*attention(torch.float16, paged=True), LENGTHS)],
     "unified_max_paged_decode.out": [(*attention(torch.float16, paged=True), LENGTHS)],
+    "rms_norm": [(HEADS, HEADS[0, 0], 1e-5), (HEADS[:, :2], HEADS[0, 0], 1e-5, True)],
+    "add_rms_norm": [(HEADS, HEADS.clone(), HEADS[0, 0], 1e-5)],
+    "gate_mul": [(HEADS, "silu"), (HEADS[0], "gelu_tanh")],
+    "rope": [(HEADS[:, :3], HEADS[:, 3:], LENGTHS.long(), HEADS[0], True)],
+    "rope_cache": [
+        (HEADS.clone(), HEADS.clone(), None, LENGTHS.long(), HEADS[0], False),
+        (None, HEADS[:, :2].clone(), HEADS[:, 2:4], None, None, True, *PAGES, LENGTHS.long() % 32),
+    ],
     "cpu_capability": [()],
     **dict.fromkeys(("begin_early", "override_launch", "end_override"), []),  # CUDA only
     **dict.fromkeys(("known_gpus", "launch_fields", "compiled_shapes", "choose_kernel"), []),  # str

@@ -177,6 +177,8 @@ def test_heads_of_every_task():
         ("model.layers.3.block_sparse_moe.gate", True, True),
         ("model.layers.0.feed_forward.router", True, True),
         ("model.layers.0.mlp.shared_expert_gate", True, True),
+        ("model.layers.0.mlp.text_experts_gate", True, True),
+        ("model.layers.0.per_layer_input_gate", True, False),
         ("model.layers.0.mlp.gate_up_proj", False, False),
         ("model.layers.0.mlp.gate", False, False),
         ("model.layers.0.self_attn.kv_a_proj_with_mqa", True, False),

@@ -8,6 +8,7 @@ vLLM only once the command runs.
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -101,7 +102,9 @@ _COMMANDS = (
 )
 for command in _COMMANDS:
     resumes = command in (sparsify, convert, recover, unpack)
-    app.command(cls=_Command)(reported(command, "The same command goes on." if resumes else ""))
+    app.command(command.__name__, cls=_Command)(
+        reported(command, "The same command goes on." if resumes else "")
+    )
 
 
 def main() -> None:
@@ -110,4 +113,7 @@ def main() -> None:
     # torch of its enums; lm-eval wonders that it is given a model.
     for name in ("torchao", "torch.utils._pytree", "lm_eval"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # Typer reads the options of every command before it runs one, which takes longer than some run.
+    asked = [each for each in app.registered_commands if each.name in sys.argv[1:2]]
+    app.registered_commands = asked or app.registered_commands
     app(prog_name="flashsparse")

@@ -9,22 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from flashsparse_plugin.data_sheets import gpu_names
 from flashsparse_plugin.known_quality import DENSE, PUBLISHED, needs_training, quality
 
 from .console import err, out, print_json, size, table, usage
+from .devices import THIS
 from .models import MODEL, target_shapes
 
 if TYPE_CHECKING:
     from flashsparse_plugin.dataflow.advice import Choice, Verdict
     from flashsparse_plugin.gpu import Gpu
     from flashsparse_plugin.served import ModelShapes
-
-
-GPUS = (
-    *("H200", "H100", "A100", "H800", "H20", "B200", "A800"),
-    *("A10G", "A6000", "L4", "L40S", "4090", "6000 Ada", "5090"),
-)
-THIS = "this"
 
 
 def advise(
@@ -39,7 +34,7 @@ def advise(
     gpu: Annotated[
         str,
         typer.Option(
-            help=f"The GPU: {', '.join(GPUS)}. {THIS}: the one of this machine.", metavar="NAME"
+            help=f"The GPU: {gpu_names()}. {THIS}: the one of this machine.", metavar="NAME"
         ),
     ] = "H100",
     batch: Annotated[
@@ -88,6 +83,8 @@ def advise(
     )
     if not choices[0].is_checked:
         about += " Nothing was measured on this GPU: its rates are of its data sheet."
+    if device.unverified:
+        about += f" Estimated from unverified rates: {', '.join(device.unverified)}."
     out.print(Text(about, style="dim"))
     out.print()
     most = 3 if len(batches) < 4 else 2  # columns that 80 characters have room for, evenly
@@ -116,7 +113,7 @@ def _gpu(name: str) -> Gpu:
     if name != THIS:
         known = gpu_named(name)
         if known is None:
-            raise usage(f"{name!r} is not one of {', '.join(GPUS)}, {THIS}", "--gpu")
+            raise usage(f"{name!r} is not one of {gpu_names()}, {THIS}", "--gpu")
         return known
     import torch
 

@@ -21,6 +21,7 @@ from .models import (
     model_directory,
     model_name,
 )
+from .options import Length, Seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,7 @@ def calibrate(
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of the text to use.")] = 16384,
-    context: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 1024,
+    context: Length = 1024,
     limit: Annotated[
         float,
         typer.Option(
@@ -70,7 +71,7 @@ def calibrate(
             help="A layer that would recompute a larger share of its parts gets no phi.",
         ),
     ] = 0.01,
-    seed: Annotated[int, typer.Option(help="Seed for sampling windows.")] = 0,
+    seed: Seed = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the result and write nothing.")
     ] = False,

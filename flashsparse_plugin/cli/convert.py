@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,16 +16,17 @@ from rich.text import Text
 from flashsparse_plugin.names import AUTO, DEFAULT_FORMAT
 
 from .console import err, out, print_json, size, table, usage
-from .devices import Device, batch_option, for_option
+from .devices import batch_option, for_option
 from .models import (
     MODEL,
-    PUSH,
     do_push,
     may_push,
     model_directory,
     parse_option,
     show_pushed,
+    try_it,
 )
+from .options import Destination, Ignore, Overwrite, Push, ReportAsJson
 
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint import ConversionReport
@@ -37,9 +37,7 @@ def convert(
     source: Annotated[
         str, typer.Argument(help=f"Directory of the pruned model, {MODEL}.", metavar="SRC")
     ],
-    destination: Annotated[
-        Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
-    ],
+    destination: Destination,
     format: Annotated[
         str | None,
         typer.Option(
@@ -48,7 +46,7 @@ def convert(
             show_default=f"{DEFAULT_FORMAT}; for quantized models the one that holds their values",
         ),
     ] = None,
-    device: Annotated[Device | None, for_option("What auto chooses for")] = None,
+    device: Annotated[str | None, for_option("What auto chooses for")] = None,
     batch: Annotated[int | None, batch_option()] = None,
     option: Annotated[
         list[str] | None,
@@ -60,11 +58,12 @@ def convert(
             help="Round all matrices to it: float16 or bfloat16.", show_default="as they are"
         ),
     ] = None,
-    ignore: Annotated[
-        list[str] | None,
+    ignore: Ignore = None,
+    head: Annotated[
+        str | None,
         typer.Option(
-            help="Layer to leave dense: a name or re:PATTERN. Can be repeated.",
-            show_default="lm_head",
+            help="Store the output head in 8 bits, int8 or fp8, and a tied embedding with it.",
+            show_default="as it is",
         ),
     ] = None,
     pack_all: Annotated[
@@ -73,9 +72,9 @@ def convert(
     max_shard_size: Annotated[
         str, typer.Option(help="Largest weight file.", metavar="SIZE")
     ] = "5GB",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")] = False,
-    push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    overwrite: Overwrite = False,
+    push: Push = None,
+    as_json: ReportAsJson = False,
 ) -> None:
     """Pack a pruned model: store its linear layers without their zeros.
 
@@ -94,6 +93,7 @@ def convert(
       flashsparse convert PRUNED OUT --format 2:4-int8
       flashsparse convert PRUNED OUT --format nm_vector \\
           --option n=2 --option m=4 --option values=int4 --option group=64
+      flashsparse convert PRUNED OUT --format auto --head int8
       flashsparse convert PRUNED OUT --pack-all --json
     """
     directory = model_directory(source)
@@ -107,6 +107,7 @@ def convert(
         )
         from flashsparse_plugin.checkpoint.convert.keeping import target_of
         from flashsparse_plugin.checkpoint.convert.values import parse_size
+        from flashsparse_plugin.config import FlashSparseConfig
         from flashsparse_plugin.formats import get_format
         from flashsparse_plugin.formats.values.dtypes import parse_dtype
         from flashsparse_plugin.matching import matches
@@ -129,6 +130,7 @@ def convert(
         (lambda: _scheme(get_format(known), wanted), "--option"),
         (lambda: parse_size(max_shard_size), "--max-shard-size"),
         (lambda: matches("", ignore), "--ignore"),
+        (lambda: FlashSparseConfig(head=head), "--head"),
     ):
         try:
             check()
@@ -149,8 +151,9 @@ def convert(
             overwrite=overwrite,
             on_progress=on_progress,
             name=push,
-            device=device and device.value,
+            device=device,
             batch=batch,
+            head=head,
         )
     seconds = time.perf_counter() - start
     pushed = do_push(publisher, destination, f"Packed to {report.format}")
@@ -244,4 +247,5 @@ def _show(report: ConversionReport, seconds: float) -> None:
     if report.resumed_shards:
         how += f", {report.resumed_shards} files kept from the interrupted run"
     out.print(Text(f"Packed and verified ({how}): {report.out}"), soft_wrap=True)
-    out.print(Text(f"Try it:  flashsparse generate {report.out}"), soft_wrap=True)
+    out.print(Text(f"Try it:   {try_it(report.out)}"), soft_wrap=True)
+    out.print(Text(f"Serve it: vllm serve {report.out}"), soft_wrap=True)

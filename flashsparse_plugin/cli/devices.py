@@ -3,26 +3,34 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import typer
 
+from flashsparse_plugin.data_sheets import gpu_name, gpu_names
 
-class Device(StrEnum):
-    H200 = "H200"
-    H100 = "H100"
-    A100 = "A100"
-    cpu = "cpu"
-    this = "this"
+from .console import usage
+
+CPU, THIS = "cpu", "this"
+
+
+def _known(text: str | None) -> str | None:
+    """A device's own name; typer's callback."""
+    if text is None or text in (CPU, THIS):
+        return text
+    name = gpu_name(text)
+    if name is None:
+        raise usage(f"{text!r} is not one of {gpu_names()}, {CPU}, {THIS}", "--for")
+    return name
 
 
 def for_option(what: str) -> typer.models.OptionInfo:
     """The option --for, whose help begins with `what`."""
     return typer.Option(
         "--for",
-        help=f"{what}: {', '.join(Device)}. this: the GPU of this machine, else its CPU.",
+        help=f"{what}: {gpu_names()}, {CPU}. {THIS}: the GPU of this machine, else its CPU. "
+        "Measured on an H200 and an H100, estimated on others.",
         metavar="DEVICE",
-        show_default=Device.this.value,
+        show_default=THIS,
+        callback=_known,
     )
 
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.text import Text
 
 from .console import err, out, print_json, size, table
+from .options import ReportAsJson
 
 _GOOD, _BAD, _NONE = "[green]✓[/green]", "[red]✗[/red]", "[dim]–[/dim]"
 _UNKNOWN = "[yellow]?[/yellow]"
@@ -23,7 +24,7 @@ _TITLES = {
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: ReportAsJson = False,
 ) -> None:
     """Check the installation: versions, hardware, kernels, and every op against its reference.
 

@@ -13,10 +13,12 @@ import typer
 from rich.text import Text
 
 from .console import err, out, print_json, size, table, usage
-from .models import DTYPES, Dtype, best_device, model_directory
+from .models import Dtype, best_device, model_directory
+from .options import ActivationsDtype
 
 if TYPE_CHECKING:
-    from flashsparse_plugin.evaluation import Effort, Line, Method
+    from flashsparse_plugin.evaluation import Effort, Method
+    from flashsparse_plugin.evaluation.comparison import Line
 
 
 def eval(
@@ -56,9 +58,7 @@ def eval(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Examples a task.", show_default="all")
     ] = None,
-    dtype: Annotated[
-        Dtype, typer.Option("--dtype", help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
-    ] = Dtype.auto,
+    dtype: ActivationsDtype = Dtype.auto,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Measure it, too.")] = True,
     csv_file: Annotated[
         Path | None, typer.Option("--csv", help="Write the table to this file, as CSV.")
@@ -97,7 +97,8 @@ def eval(
 
         read_card(directories[0])
     with err.status("Starting"):
-        from flashsparse_plugin.evaluation import Comparison, Effort, chart, parse_method
+        from flashsparse_plugin.evaluation import Effort, chart, parse_method
+        from flashsparse_plugin.evaluation.comparison import Comparison
         from flashsparse_plugin.evaluation.tasks import require_tasks
 
     wanted = [each.strip() for each in tasks.split(",")] if tasks else []

@@ -7,10 +7,10 @@ import sys
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from .console import err, out, print_json, usage
 from .models import (
-    DTYPES,
     MODEL,
     Dtype,
     best_device,
@@ -19,6 +19,7 @@ from .models import (
     model_directory,
     model_name,
 )
+from .options import ActivationsDtype
 
 
 def generate(
@@ -40,9 +41,7 @@ def generate(
         ),
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    dtype: Annotated[
-        Dtype, typer.Option("--dtype", help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
-    ] = Dtype.auto,
+    dtype: ActivationsDtype = Dtype.auto,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -74,7 +73,7 @@ def generate(
         prompt = sys.stdin.read()
     if not prompt.strip():
         raise usage("the prompt is empty", "--prompt")
-    from flashsparse_plugin.generation import Stream, describe, encode
+    from flashsparse_plugin.generation import Stream, describe, encode, repeats_itself
     from flashsparse_plugin.generation import generate as run
 
     with err.status(f"Loading {model_name(source)}"):
@@ -91,3 +90,6 @@ def generate(
         print_json({"prompt": prompt, "text": streamer.text, "stats": streamer.stats()})
     elif stats:
         err.print(f"\n[dim]{describe(streamer.stats())}[/dim]")
+    if not as_json and not penalty and repeats_itself(streamer.text):
+        told = "the text repeats itself, as small models do: --repetition-penalty 1.15 is for that"
+        err.print(Text.assemble(("Note: ", "yellow"), told))

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .console import err, out, print_json, size, table
 from .convert import progress
-from .devices import Device, batch_option, for_option
+from .devices import THIS, batch_option, for_option
 from .models import MODEL, model_directory
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ def inspect(
     layers: Annotated[
         bool, typer.Option("--layers", help="One row per layer instead of one per kind of layer.")
     ] = False,
-    device: Annotated[
-        Device, for_option("Where to compare packed with dense layers")
-    ] = Device.this,
+    device: Annotated[str, for_option("Where to compare packed with dense layers")] = THIS,
     batch: Annotated[int, batch_option()] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -52,9 +50,7 @@ def inspect(
         from flashsparse_plugin.checkpoint import inspect_checkpoint
 
     with progress("Inspecting") as on_progress:
-        found = inspect_checkpoint(
-            directory, on_progress=on_progress, device=device.value, batch=batch
-        )
+        found = inspect_checkpoint(directory, on_progress=on_progress, device=device, batch=batch)
     if as_json:
         print_json(found.to_dict())
     else:

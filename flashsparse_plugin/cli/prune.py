@@ -17,9 +17,6 @@ from flashsparse_plugin.names import LM_HEAD
 
 from .console import count, err, out, print_json, table, usage
 from .models import (
-    DTYPES,
-    MODEL,
-    PUSH,
     Dtype,
     best_device,
     do_push,
@@ -29,6 +26,17 @@ from .models import (
     model_directory,
     model_name,
     show_pushed,
+)
+from .options import (
+    DenseModel,
+    Destination,
+    Ignore,
+    Length,
+    Push,
+    ReportAsJson,
+    Samples,
+    Seed,
+    WrittenDtype,
 )
 
 if TYPE_CHECKING:
@@ -60,12 +68,8 @@ class Scope(StrEnum):
 
 
 def prune(
-    model: Annotated[
-        str, typer.Argument(help=f"Directory of the dense model, {MODEL}.", metavar="MODEL")
-    ],
-    destination: Annotated[
-        Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
-    ],
+    model: DenseModel,
+    destination: Destination,
     sparsity: Annotated[
         float | None,
         typer.Option(help="Share of zeros.", show_default="0.5, or what --pattern implies"),
@@ -142,22 +146,13 @@ def prune(
             readable=True,
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 128,
-    length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 512,
-    seed: Annotated[int, typer.Option(help="Seed for sampling windows.")] = 0,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Layer to leave dense: a name or re:PATTERN. Can be repeated.",
-            show_default="lm_head",
-        ),
-    ] = None,
-    dtype: Annotated[
-        Dtype,
-        typer.Option("--dtype", help=f"Dtype of the written weights: {DTYPES}.", metavar="DTYPE"),
-    ] = Dtype.auto,
-    push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    samples: Samples = 128,
+    length: Length = 512,
+    seed: Seed = 0,
+    ignore: Ignore = None,
+    dtype: WrittenDtype = Dtype.auto,
+    push: Push = None,
+    as_json: ReportAsJson = False,
 ) -> None:
     """Choose the zeros: set the least important weights of a model to zero.
 

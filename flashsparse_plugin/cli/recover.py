@@ -17,9 +17,7 @@ from rich.text import Text
 from .console import err, out, print_json, table, usage
 from .convert import progress
 from .models import (
-    DTYPES,
     MODEL,
-    PUSH,
     Dtype,
     best_device,
     do_push,
@@ -30,6 +28,7 @@ from .models import (
     model_name,
     show_pushed,
 )
+from .options import Destination, Length, Overwrite, Push, ReportAsJson, Samples, Seed, WrittenDtype
 
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint.prune.recovered import RecoveryReport
@@ -49,9 +48,7 @@ def recover(
         str,
         typer.Argument(help="Directory of the dense model, before pruning.", metavar="DENSE"),
     ],
-    destination: Annotated[
-        Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
-    ],
+    destination: Destination,
     calibration: Annotated[
         Path,
         typer.Option(
@@ -61,9 +58,9 @@ def recover(
             readable=True,
         ),
     ],
-    samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 128,
-    length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 512,
-    seed: Annotated[int, typer.Option(help="Seed for sampling windows.")] = 0,
+    samples: Samples = 128,
+    length: Length = 512,
+    seed: Seed = 0,
     method: Annotated[
         Method,
         typer.Option(
@@ -95,13 +92,10 @@ def recover(
     batch: Annotated[
         int | None, typer.Option(help="lora: windows a step.", show_default="2")
     ] = None,
-    dtype: Annotated[
-        Dtype,
-        typer.Option("--dtype", help=f"Dtype of the written weights: {DTYPES}.", metavar="DTYPE"),
-    ] = Dtype.auto,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")] = False,
-    push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    dtype: WrittenDtype = Dtype.auto,
+    overwrite: Overwrite = False,
+    push: Push = None,
+    as_json: ReportAsJson = False,
 ) -> None:
     """Recover from pruning: update the kept weights towards the dense model.
 

@@ -13,7 +13,18 @@ from rich.text import Text
 
 from .console import err, out, print_json, size, table, usage
 from .convert import progress
-from .models import MODEL, PUSH, best_device, do_push, may_push, model_directory, show_pushed
+from .models import best_device, do_push, may_push, model_directory, show_pushed, try_it
+from .options import (
+    DenseModel,
+    Destination,
+    Ignore,
+    Length,
+    Overwrite,
+    Push,
+    ReportAsJson,
+    Samples,
+    Seed,
+)
 
 if TYPE_CHECKING:
     from flashsparse_plugin.sparsify import Sparsified
@@ -22,12 +33,8 @@ _MUCH = 1.5  # times the dense model's perplexity
 
 
 def sparsify(
-    model: Annotated[
-        str, typer.Argument(help=f"Directory of the dense model, {MODEL}.", metavar="MODEL")
-    ],
-    destination: Annotated[
-        Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
-    ],
+    model: DenseModel,
+    destination: Destination,
     calibration: Annotated[
         Path,
         typer.Option(
@@ -63,19 +70,13 @@ def sparsify(
             show_default="the pattern, else tiled_bitmap",
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 64,
-    length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 256,
-    seed: Annotated[int, typer.Option(help="Seed for sampling windows.")] = 0,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Layer to leave dense: a name or re:PATTERN. Can be repeated.",
-            show_default="lm_head",
-        ),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")] = False,
-    push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    samples: Samples = 64,
+    length: Length = 256,
+    seed: Seed = 0,
+    ignore: Ignore = None,
+    overwrite: Overwrite = False,
+    push: Push = None,
+    as_json: ReportAsJson = False,
 ) -> None:
     """Prune, recover and pack a dense model in one command.
 
@@ -166,5 +167,5 @@ def _show(made: Sparsified, calibration: Path, seconds: float) -> None:
     sizes = f"{size(report.bytes_out)} of {size(report.bytes_source)}"
     out.print(f"Packed to {report.schemes}: {sizes}, in {duration(seconds)}.")
     out.print(Text(f"Written:  {made.out}"), soft_wrap=True)
-    out.print(Text(f'Try it:   flashsparse generate {made.out} -p "Hello"'), soft_wrap=True)
+    out.print(Text(f"Try it:   {try_it(made.out)}"), soft_wrap=True)
     out.print(Text(f"Serve it: vllm serve {made.out}"), soft_wrap=True)

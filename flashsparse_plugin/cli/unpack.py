@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +11,8 @@ from rich.text import Text
 
 from .console import err, out, print_json, size, usage
 from .convert import progress
-from .models import MODEL, PUSH, do_push, may_push, model_directory, show_pushed
+from .models import MODEL, do_push, may_push, model_directory, show_pushed
+from .options import Destination, Overwrite, Push, ReportAsJson
 
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint.convert.unpacker import UnpackReport
@@ -22,15 +22,13 @@ def unpack(
     source: Annotated[
         str, typer.Argument(help=f"Directory of the packed model, {MODEL}.", metavar="PACKED")
     ],
-    destination: Annotated[
-        Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
-    ],
+    destination: Destination,
     max_shard_size: Annotated[
         str, typer.Option(help="Largest weight file.", metavar="SIZE")
     ] = "5GB",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")] = False,
-    push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    overwrite: Overwrite = False,
+    push: Push = None,
+    as_json: ReportAsJson = False,
 ) -> None:
     """Write the dense model of a packed one, with its zeros in place.
 

@@ -165,7 +165,10 @@ def _ratio(candidate: _Candidate) -> float:
 
 def _origin(candidate: _Candidate, gpu: Gpu) -> str:
     origin = candidate.speed and candidate.speed.origin
-    return f", {origin}" if origin else f" by its cost model of an {gpu.name}"
+    if origin:
+        return f", {origin}"
+    how = " with unverified rates" if gpu.unverified else ""
+    return f" by its cost model of an {gpu.name}{how}"
 
 
 def _enough(shape: tuple[int, int], target: Target) -> str:

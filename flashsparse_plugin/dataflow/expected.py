@@ -7,15 +7,18 @@ Measured where a table has both, else by the cost models; never one of each. `au
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from ..data_sheets import gpu_names
 from ..formats import format_names, get_format
-from ..gpu import GPUS, Gpu, find_gpu
+from ..gpu import Gpu, find_gpu, gpu_named
 from ..packed import FormatError, Scheme, dtype_name
 from . import model
 from .model import Weight
@@ -30,6 +33,8 @@ ESTIMATED = 1.05
 
 DENSITIES = tuple(1 - 0.05 * step for step in range(20))
 """Shares of kept values among which a win is looked for."""
+
+SAMPLES = Path(__file__).with_name("samples.csv")
 
 HERE, CPU = "this", "cpu"
 """Devices for `Target.named`, beside the names of GPUs."""
@@ -81,9 +86,9 @@ class Target:
             return cls.of(here, torch.bfloat16, batch)
         if name == CPU:
             return cls(None, batch)
-        gpu = next((gpu for gpu in GPUS if gpu.name == name), None)
+        gpu = gpu_named(name)
         if gpu is None:
-            known = ", ".join([*(gpu.name for gpu in GPUS), CPU, HERE])
+            known = ", ".join([gpu_names(), CPU, HERE])
             raise ValueError(f"unknown device {name!r}: choose one of {known}")
         return cls(gpu, batch, _measured(shipped_table(gpu)))
 
@@ -147,6 +152,12 @@ def typical_weight(shape: tuple[int, int], scheme: Scheme, density: float) -> We
 @lru_cache(maxsize=1000)
 def sample(scheme: Scheme, density: float) -> tuple[float, float]:
     """Bits a weight, and the density, of a random weight."""
+    found = _samples().get((str(scheme), density))
+    return packed_sample(scheme, density) if found is None else found
+
+
+def packed_sample(scheme: Scheme, density: float) -> tuple[float, float]:
+    """`sample` of a scheme and density that nobody has packed before."""
     side = 512
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for so small a weight, others only wait
@@ -155,6 +166,16 @@ def sample(scheme: Scheme, density: float) -> tuple[float, float]:
     finally:
         torch.set_num_threads(threads)
     return 8 * found.nbytes / side**2, found.density
+
+
+@cache
+def _samples() -> dict[tuple[str, float], tuple[float, float]]:
+    """What benchmarks/samples.py packed, by scheme and density."""
+    with SAMPLES.open(encoding="utf-8") as file:
+        return {
+            (row["scheme"], float(row["density"])): (float(row["bits"]), float(row["kept"]))
+            for row in csv.DictReader(file)
+        }
 
 
 def unstructured_schemes(dtype: torch.dtype = torch.bfloat16) -> list[Scheme]:

@@ -8,20 +8,18 @@ sizes.py    bytes of the linear weights, on disk and in memory
 methods.py  what can be made of a dense model in memory: our formats, and what people could take
 rivals.py   the latter: quantized models of torch and torchao, and GGUF
 measure.py  all of it for one model
-comparison.py  models side by side, a line each and a line for what is made of it
+comparison.py  models side by side, a line each and a line for what is made of it; it loads models,
+            so it is imported by its own name
 chart.py    quality against bytes, as a picture
 """
 
-from .comparison import Comparison, Line
 from .measure import Effort, Figures, measure
 from .methods import Method, method_names, parse_method
 from .quality import perplexity
 
 __all__ = [
-    "Comparison",
     "Effort",
     "Figures",
-    "Line",
     "Method",
     "measure",
     "method_names",

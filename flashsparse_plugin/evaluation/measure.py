@@ -14,12 +14,13 @@ from ..packed import dtype_name
 from ..text import token_stream
 from .quality import perplexity
 from .rivals import Coded, Fp8Linear
-from .sizes import Sizes
 from .speed import rates
 from .tasks import task_scores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from .sizes import Sizes
 
 
 @dataclass(frozen=True)

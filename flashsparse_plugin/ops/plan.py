@@ -29,6 +29,8 @@ class Product:
         group: Columns that share a scale; 0: all of a row, or there are no scales.
         pattern: N, M and the vector length of an N:M pattern.
         quantizes_x: Whether x is quantized to `values`, too.
+        experts: Of a layer of experts, how many there are, and how many of them a token has; shape
+            is then that of y and x of one expert, and nbytes of all.
     """
 
     shape: tuple[int, int]
@@ -38,6 +40,7 @@ class Product:
     group: int = 0
     pattern: tuple[int, int, int] = (0, 0, 0)
     quantizes_x: bool = False
+    experts: tuple[int, int] = (0, 0)
 
 
 class Launch(NamedTuple):
@@ -142,4 +145,5 @@ def compiled_shapes(kernel: str) -> list[dict[str, int]]:
 
 def _arguments(product: Product, gpu: Gpu) -> tuple[list[int], str, bool, list[float]]:
     sizes = [*product.shape, product.tokens, product.nbytes, *product.pattern, product.group]
+    sizes += product.experts
     return sizes, product.values, product.quantizes_x, gpu.numbers

@@ -32,6 +32,8 @@ def prune_for(
     pattern = scheme.format.pattern(scheme)
     if pattern is None:
         return prune_weight(weight, sparsity, name=name)
+    if pattern[0] == pattern[1]:  # it keeps every element
+        return weight
     return prune_weight(weight, sparsity, None, pattern[:2], pattern[2], name)
 
 

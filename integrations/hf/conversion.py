@@ -10,19 +10,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 
+from flashsparse_plugin.checkpoint.read.head import Head
 from flashsparse_plugin.checkpoint.read.shapes import merged_names
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import Choice, Pattern, choose
 from flashsparse_plugin.dataflow.expected import Target
+from flashsparse_plugin.embedding import SparseEmbedding, TiedHead
 from flashsparse_plugin.formats.values.dtypes import cast, count_changed
 from flashsparse_plugin.linear import SparseLinear
-from flashsparse_plugin.modules import is_transposed
+from flashsparse_plugin.modules import is_transposed, shape_of
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 from flashsparse_plugin.pruning import prune_for
 
@@ -46,6 +48,7 @@ class Conversion:
         offloaded: Layers that will live on disk, or on the CPU while a GPU runs them. These keep
             the storage form; the others go straight into the form that their device reads.
         replaced: The class of each layer in whose place there is a SparseLinear.
+        head: The output head, where it is packed by a rule of its own.
         dense_dtype: What layers that are left dense are cast to.
         rounded: Layers whose values changed because the file has more digits than their scheme.
         error: The first failure. transformers would only log it and fill the layer with random
@@ -59,6 +62,7 @@ class Conversion:
     chosen: dict[str, Choice] = field(default_factory=dict)
     offloaded: set[str] = field(default_factory=set)
     replaced: dict[str, type[nn.Module]] = field(default_factory=dict)
+    head: Head | None = None
     dense_dtype: torch.dtype | None = None
     rounded: list[str] = field(default_factory=list)
     error: Exception | None = None
@@ -83,11 +87,15 @@ class Conversion:
             weight = weight.T.contiguous()
         if self.config.pruning == "magnitude":
             weight = prune_for(weight, self.targets[name], self.config.sparsity, name)
-        if not self.config.is_open_for(name):
+        if self._is_head(name) or not self.config.is_open_for(name):
             return self._pack(model, name, weight, self.targets[name])
         self.waiting[name] = weight
         names = self.merged.get(name, [name])
         return self._choose(model, names) if self.waiting.keys() >= set(names) else {}
+
+    def _is_head(self, name: str) -> bool:
+        """Whether a weight is the head's that keeps every value."""
+        return self.head is not None and name == self.head.owner
 
     def merge(self, present: Container[str]) -> None:
         """Notes which of the layers whose format is open engines merge.
@@ -98,7 +106,9 @@ class Conversion:
         names = [
             name
             for name in self.targets
-            if self.config.is_open_for(name) and f"{name}.weight" in present
+            if self.config.is_open_for(name)
+            and not self._is_head(name)
+            and f"{name}.weight" in present
         ]
         self.merged = {name: group for group in merged_names(names) for name in group}
 
@@ -126,6 +136,9 @@ class Conversion:
         if count_changed(weight, scheme.dtype):
             self.rounded.append(name)
         weight = cast(weight, scheme.dtype, f"{name}.weight")
+        if self.head is not None and name == self.head.embedding:
+            self._pack_tied(model, self.head, weight, scheme)
+            return {}
         if name in self.offloaded:
             packed = scheme.format.pack(weight, scheme)
             layer = skeleton(packed)
@@ -134,6 +147,13 @@ class Conversion:
             return {f"{name}.{key}": value for key, value in packed.tensors.items()}
         adopt(model, name, SparseLinear.pack(weight, linear.bias, scheme))
         return {}
+
+    def _pack_tied(
+        self, model: PreTrainedModel, head: Head, weight: Tensor, scheme: Scheme
+    ) -> None:
+        if head.owner in self.offloaded:
+            refuse_offloaded(head)
+        tie_packed(model, head, SparseEmbedding.pack(weight, None, scheme))
 
     def _leave_dense(self, linear: nn.Module, name: str, weight: Tensor) -> dict[str, Tensor]:
         """Puts a weight where transformers would have, in the dtype of the activations."""
@@ -148,9 +168,11 @@ class Conversion:
         return {}
 
 
-def skeleton(packed: PackedWeight, **bias: Any) -> SparseLinear:
+def skeleton(
+    packed: PackedWeight, kind: type[SparseLinear] = SparseLinear, **bias: Any
+) -> SparseLinear:
     """A layer in its storage form whose tensors, on the meta device, are yet to come."""
-    return SparseLinear(
+    return kind(
         packed.shape[1],
         packed.shape[0],
         packed.scheme,
@@ -166,6 +188,44 @@ def adopt(model: nn.Module, name: str, layer: nn.Module) -> None:
         if parameter.device.type != "meta":
             parameter._is_hf_initialized = True
     model.set_submodule(name, layer)
+
+
+def refuse_offloaded(head: Head) -> NoReturn:
+    """Raises FormatError for a head whose weight is not where it runs."""
+    raise FormatError(
+        f"layer {head.owner!r} is offloaded, and the output head {head.name!r}, packed while it "
+        "loads, must be where it runs. Remedy: a device_map that keeps it on one device, leave "
+        "head out, or pack it first with `flashsparse convert --head`"
+    )
+
+
+def untie(model: PreTrainedModel, head: Head) -> None:
+    """Puts a TiedHead in the place of a head, which is to share a packed weight with an embedding.
+
+    transformers is told that the two are not tied, since it would tie parameters.
+    """
+    linear = model.get_submodule(head.name)
+    rows, columns = shape_of(linear)
+    adopt(model, head.name, TiedHead(columns, rows, linear.bias))
+    model.all_tied_weights_keys.pop(f"{head.name}.weight")
+    model._tied_weights_keys = {}  # of this object; save_pretrained and tie_weights read it
+
+
+def tie_packed(model: PreTrainedModel, head: Head, embedding: SparseLinear) -> None:
+    """Puts a packed embedding in the place of the dense one, for an untied head to share."""
+    made = model.get_submodule(head.name)
+    assert isinstance(made, TiedHead) and isinstance(embedding, SparseEmbedding)
+    made.tie(embedding)
+    adopt(model, head.owner, embedding)
+
+
+def tie_dense(model: PreTrainedModel, head: Head) -> None:
+    """Ties a dense head to its dense embedding again, in the place of packed ones."""
+    made, embedding = model.get_submodule(head.name), model.get_submodule(head.owner)
+    assert isinstance(made, TiedHead) and isinstance(embedding, nn.Embedding)
+    adopt(model, head.name, made.to_linear(embedding.weight))
+    del model._tied_weights_keys  # those of the class count again
+    model.all_tied_weights_keys[f"{head.name}.weight"] = f"{head.owner}.weight"
 
 
 class PruneAndPack(ConversionOps):

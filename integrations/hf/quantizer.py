@@ -25,22 +25,35 @@ from flashsparse_plugin.checkpoint.files.explanations import about_experts
 from flashsparse_plugin.checkpoint.files.headers import TensorInfo, aligned
 from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
+from flashsparse_plugin.checkpoint.read.head import Head, head_of
 from flashsparse_plugin.checkpoint.read.linears import kind_of
 from flashsparse_plugin.checkpoint.read.renaming import Names
 from flashsparse_plugin.checkpoint.read.stored import Checkpoint
 from flashsparse_plugin.checkpoint.write.report import told
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import lines
+from flashsparse_plugin.dataflow.expected import Target
+from flashsparse_plugin.dataflow.unpacked import complaints
+from flashsparse_plugin.embedding import SparseEmbedding
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.values.dtypes import packable_dtype
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.modules import as_kind, experts_of, linear_modules
 from flashsparse_plugin.names import DEFAULT_FORMAT
-from flashsparse_plugin.packed import FormatError, dtype_name
+from flashsparse_plugin.packed import FormatError, Scheme, dtype_name
 from flashsparse_plugin.roles import kept_dense
 
-from .conversion import Conversion, PruneAndPack, adopt, skeleton
+from .conversion import (
+    Conversion,
+    PruneAndPack,
+    adopt,
+    refuse_offloaded,
+    skeleton,
+    tie_dense,
+    tie_packed,
+    untie,
+)
 from .dense import dispatch
 from .headers import packed_headers, read_headers, refuse_odd_files
 from .layers import has_offload_hook, is_offloaded, sparse_layers, stored_weight
@@ -156,12 +169,19 @@ class FlashSparseQuantizer(HfQuantizer):
         return self.shown
 
     def _place_packed_layers(self, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> None:
-        config = self.quantization_config
+        config, head = self.quantization_config, self._place_head(model)
         checkpoint, ignored = Checkpoint.read(Names(model), infos), self._ignored(model)
         if self.shown is not None:
             checkpoint.refuse_incomplete(model, ignored)
         self.infos = checkpoint.infos
-        for name, packed in checkpoint.place(model, config, ignored).items():
+        placed = checkpoint.place(model, config, ignored)
+        if head is not None and head.embedding in placed:
+            untie(model, head)
+        for name, packed in placed.items():
+            if head is not None and name == head.embedding:
+                self.conversion.replaced[name] = nn.Embedding
+                tie_packed(model, head, skeleton(packed, SparseEmbedding))
+                continue
             linear = model.get_submodule(name)
             self.conversion.replaced[name] = type(linear)
             bias = linear.bias is not None
@@ -173,7 +193,7 @@ class FlashSparseQuantizer(HfQuantizer):
                     self.dtypes[name] = dtype
 
     def _choose_layers(self, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> None:
-        config = self.quantization_config
+        config, head = self.quantization_config, self._place_head(model)
         kept = kept_dense(model, config.ignore)
         roles = {name: why for name, why in kept.items() if name not in config.layers}
         for line in told((why, name) for name, why in roles.items()):
@@ -186,19 +206,37 @@ class FlashSparseQuantizer(HfQuantizer):
         if infos:  # which a model that is given by state_dict= has none of
             checkpoint.refuse_incomplete(model, config.ignore)
         dense = checkpoint.dense
-        for name, linear in linear_modules(model).items():
+        for name in linear_modules(model):
             scheme = config.scheme_of(name)
             if scheme is None or (name not in config.layers and matches(name, config.ignore)):
                 continue
-            self.conversion.targets[name] = scheme
-            stored = dense.get(f"{name}.weight")
-            if stored is not None and stored.is_floating_point():
-                # transformers casts to what the skeleton has. To the dtype of the file, so that
-                # values are rounded once, here, and not on the way through another dtype.
-                linear.weight = nn.Parameter(
-                    torch.empty_like(linear.weight, dtype=stored.dtype), requires_grad=False
-                )
+            owner = name if head is None or name != head.name else head.owner
+            self._target(model, owner, scheme, dense)
+        if head is not None and head.embedding is not None:
+            untie(model, head)
         self.conversion.merge(dense.keys() | checkpoint.made.keys())
+
+    def _target(
+        self, model: PreTrainedModel, name: str, scheme: Scheme, dense: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Has the weight of a layer packed when it arrives."""
+        self.conversion.targets[name] = scheme
+        stored, layer = dense.get(f"{name}.weight"), model.get_submodule(name)
+        if stored is not None and stored.is_floating_point():
+            # transformers casts to what the skeleton has. To the dtype of the file, so that
+            # values are rounded once, here, and not on the way through another dtype.
+            layer.weight = nn.Parameter(
+                torch.empty_like(layer.weight, dtype=stored.dtype), requires_grad=False
+            )
+
+    def _place_head(self, model: PreTrainedModel) -> Head | None:
+        """Finds the output head that is to be packed by a rule of its own, and names its scheme."""
+        config = self.quantization_config
+        if config.head is None:
+            return None
+        self.conversion.head = head = head_of(model, config.head)
+        config.place_head(head.name)
+        return head
 
     def _ignored(self, model: PreTrainedModel) -> list[str]:
         """What stays dense: the user's list, the output head, tied weights, float32 modules."""
@@ -253,8 +291,11 @@ class FlashSparseQuantizer(HfQuantizer):
             raise self.conversion.error
         if self.quantization_config.is_open:
             self._settle(model)
+        head = self.conversion.head
+        if self.pre_quantized and head is not None and head.owner not in self.infos:
+            self._pack_dense_head(model, head)
         for name, layer in sparse_layers(model):
-            if self.pre_quantized:
+            if name in self.infos:
                 self._check_and_prepare(name, layer)
             elif not has_offload_hook(layer):
                 _require_bias(name, layer)
@@ -274,6 +315,20 @@ class FlashSparseQuantizer(HfQuantizer):
                     dispatch(model, name, linear)
             self._report(model)
         return model
+
+    def _pack_dense_head(self, model: PreTrainedModel, head: Head) -> None:
+        """Packs the head of a packed checkpoint that has it dense, as the user asks for."""
+        owner, scheme = (
+            model.get_submodule(head.owner),
+            self.quantization_config.scheme_of(head.name),
+        )
+        assert scheme is not None
+        if has_offload_hook(owner):
+            refuse_offloaded(head)
+        if head.embedding is not None:
+            untie(model, head)
+        self.conversion.targets[head.owner] = scheme
+        self.conversion.pack(model, head.owner, owner.weight.detach())
 
     def _settle(self, model: PreTrainedModel) -> None:
         """Has the configuration name the formats that were chosen, and tells why."""
@@ -318,7 +373,13 @@ class FlashSparseQuantizer(HfQuantizer):
                 "model did not fit, a dense one will not. Remedy: load it where it fits, "
                 'device_map="cpu", and dequantize there'
             )
+        head = self.conversion.head
         for name, layer in layers:
+            if isinstance(layer, SparseEmbedding):
+                assert head is not None
+                adopt(model, name, layer.to_embedding(dtype or self.dtype))
+                tie_dense(model, head)
+                continue
             linear = as_kind(self.conversion.replaced[name], layer.to_linear(dtype or self.dtype))
             adopt(model, name, linear)
             hook = getattr(layer, "_hf_hook", None)
@@ -343,6 +404,13 @@ class FlashSparseQuantizer(HfQuantizer):
                 "flashsparse: no layer of this model is packed; ignored: %s", config.ignore
             )
             return
+        devices = {layer.packed.device for _, layer in sparse_layers(model)}
+        for device in sorted(devices, key=str):
+            if device.type == "meta":  # offloaded
+                continue
+            own = [(n, x.scheme) for n, x in sparse_layers(model) if x.packed.device == device]
+            for line in complaints(own, device, Target.of(device, self.dtype).gpu):
+                logger.warning("flashsparse: %s", line)
         packed, dense = (sum(getattr(w, n) for w in weights) for n in ("nbytes", "dense_nbytes"))
         larger = packed > dense
         logger.log(

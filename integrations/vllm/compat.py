@@ -31,10 +31,19 @@ def about_release(version: str) -> str | None:
 
 def is_experts(layer: nn.Module) -> bool:
     """Whether a layer holds the experts of a mixture."""
+    # 0.26 asks for the method of FusedMoE; later releases split that and ask for RoutedExperts.
+    return _is_of_mixtures(layer, "FusedMoE", "RoutedExperts")
+
+
+def is_router(layer: nn.Module) -> bool:
+    """Whether a layer is of the class for routers, which some releases have for some models."""
+    return _is_of_mixtures(layer, "GateLinear")
+
+
+def _is_of_mixtures(layer: nn.Module, *names: str) -> bool:
+    """Whether a layer is of one of these classes, as far as vLLM has them as classes."""
     from vllm.model_executor.layers import fused_moe
 
-    # 0.26 asks for the method of FusedMoE; later releases split that and ask for RoutedExperts.
-    names = ("FusedMoE", "RoutedExperts")
     kinds = tuple(
         kind for name in names if isinstance(kind := getattr(fused_moe, name, None), type)
     )

@@ -45,6 +45,7 @@ class SparseLinearMethod(LinearMethodBase):
         summary: Where to take note of what became of it.
         beside: Other layers of the checkpoint are packed: where it has this one dense, it is packed
             only if that is smaller.
+        is_head: Whether it is the output head, or the embedding that shares its weight.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class SparseLinearMethod(LinearMethodBase):
         name: str,
         summary: Summary,
         beside: bool = False,
+        is_head: bool = False,
     ):
         self.config, self.names, self.name = config, names, name
-        self.summary, self.beside = summary, beside
+        self.summary, self.beside, self.is_head = summary, beside, is_head
         self.loader: LayerLoader | None = None
         self.load_format = ""
         self.held: Scheme | None = None  # of the tensors, once they are there
@@ -160,6 +162,10 @@ class SparseLinearMethod(LinearMethodBase):
         if self.plan is not None:
             ranges = [list(each) for each in self.plan.ranges]
             count_into_cache_key(vllm_config, PLANS, self.name, ranges)
+        if self.is_head:
+            # vLLM's LoRA asks heads and embeddings for the dtype and the device of this one.
+            weight = torch.empty(0, self.shape[1], dtype=layer.params_dtype, device=packed.device)
+            layer.register_parameter("weight", Parameter(weight, requires_grad=False))
         if not hasattr(layer, "weight_packed"):
             # vLLM's LoRA looks for a parameter of this name to learn the device.
             layer.register_parameter("weight_packed", getattr(layer, self.tensor_names[0]))

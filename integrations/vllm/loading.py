@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.linear import QKVParallelLinear
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats.values.dtypes import cast, count_changed
@@ -306,7 +306,7 @@ def _shape_on_disk(layer: nn.Module, shard_id: ShardId) -> tuple[int, int]:
             layer.total_num_kv_heads * layer.head_size,
             layer.total_num_kv_heads * getattr(layer, "v_head_size", layer.head_size),
         ]
-    elif isinstance(layer, ParallelLMHead):
+    elif isinstance(layer, VocabParallelEmbedding):
         return layer.org_vocab_size, layer.embedding_dim
     else:
         sizes = getattr(layer, "output_sizes", [layer.output_size])

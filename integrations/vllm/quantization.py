@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -18,7 +19,10 @@ from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
 )
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 from vllm.platforms import current_platform
 
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
@@ -31,10 +35,12 @@ from flashsparse_plugin.packed import FormatError, Scheme
 from flashsparse_plugin.roles import HEAD, ROUTER, called_head, called_router
 
 from .codes import take
-from .compat import allow_matrix_registers, is_experts
+from .compat import allow_matrix_registers, is_experts, is_router
+from .decode_kernels import use_decode_kernels
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .early_begin import begin_early
 from .folder import folder_of
+from .head import TiedEmbeddingMethod, TiedHeadMethod
 from .linear import SparseLinearMethod
 from .loading import refuse_reordered
 from .preflight import packed_layers
@@ -133,29 +139,61 @@ class FlashSparseQuantization(QuantizationConfig):
     # What vLLM asks for each layer.
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        use_decode_kernels(get_current_vllm_config())  # before the first norm is made
         if is_experts(layer):
             self.summary.left_dense(prefix, "experts")
             return None
         is_head = isinstance(layer, ParallelLMHead)
-        if not is_head and not isinstance(layer, LinearBase):
+        is_embedding = isinstance(layer, VocabParallelEmbedding) and not is_head
+        if not (is_head or is_embedding or isinstance(layer, LinearBase)):
             return None
         vllm_config = get_current_vllm_config()
         self.settle(vllm_config)
-        role = None if is_head else self._role(layer, prefix)
+        if is_embedding:
+            return self._embedding_method(layer, prefix, vllm_config)
+        if is_head and self._packs_head():
+            if _ties_head(vllm_config):
+                asked = "head" in settings_of(vllm_config.additional_config)
+                return TiedHeadMethod(prefix, self.summary, asked)
+            self._place_head(prefix)
+        # Known here where the files are at hand, and in any case once a layer's tensors arrive.
+        packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))
+        role = None if is_head else self._role(layer, prefix, packed)
         names, reason = ([], role) if role else self._packed_as(prefix, is_head)
         if names:
             if not self.config.dequantize:
                 begin_early(vllm_config)
-            # Known here where the files are at hand, and in any case once its tensors arrive.
-            packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))
             if prefix in packed:
                 refuse_reordered(layer, prefix, self._scheme_of(names[0], prefix))
-            return SparseLinearMethod(self.config, names, prefix, self.summary, beside=bool(packed))
+            return SparseLinearMethod(
+                self.config, names, prefix, self.summary, beside=bool(packed), is_head=is_head
+            )
         self.summary.left_dense(prefix, reason)
         if current_platform.is_cuda():
             method = DenseHeadMethod if is_head else DenseLinearMethod
             return method(prefix, self.summary, vllm_config, plain=self.config.dequantize)
         return None if is_head else UnquantizedLinearMethod()
+
+    def _packs_head(self) -> bool:
+        return self.config.head is not None and not self.config.dequantize
+
+    def _place_head(self, name: str) -> None:
+        try:
+            self.config.place_head(name)
+        except FormatError as error:
+            raise SettingsError(str(error)) from None
+
+    def _embedding_method(
+        self, layer: nn.Module, prefix: str, vllm_config: VllmConfig
+    ) -> QuantizeMethodBase | None:
+        """A method for the embedding whose packed weight the output head shares; else vLLM's."""
+        text_config = vllm_config.model_config.hf_text_config
+        is_whole = layer.org_vocab_size == getattr(text_config, "vocab_size", None)
+        if not (self._packs_head() and _ties_head(vllm_config) and is_whole):
+            return None
+        name = prefix or "embed_tokens"
+        self._place_head(name)
+        return TiedEmbeddingMethod(self.config, [name], name, self.summary, is_head=True)
 
     def settle(self, vllm_config: VllmConfig) -> None:
         """Merges in the user's settings, which are known once vLLM's configuration is.
@@ -186,16 +224,27 @@ class FlashSparseQuantization(QuantizationConfig):
                     "dense with --sparse-method none"
                 )
 
-    def _role(self, layer: nn.Module, prefix: str) -> str | None:
-        """What a layer of a dense checkpoint is for, if that makes it stay dense.
+    def _role(self, layer: nn.Module, prefix: str, packed: Set[str]) -> str | None:
+        """What a layer is for, if that makes it stay dense.
 
-        What is packed in a packed checkpoint was decided when it was made. vLLM's routers are
-        linear layers where those of transformers, by whose model a checkpoint is pruned, are not.
+        vLLM's routers are linear layers where those of transformers, by whose model a checkpoint is
+        pruned and packed, mostly are not: its configuration does not name them. A router that is
+        dense from the start runs in vLLM's kernels for routers.
+
+        Args:
+            layer: vLLM's layer.
+            prefix: Its name.
+            packed: The packed layers of the checkpoint, by their names there; none where the files
+                are not at hand.
         """
-        if self.stored is not None or prefix in self.config.layers:
+        if prefix in self.config.layers:
             return None
-        if called_router(prefix, isinstance(layer, ReplicatedLinear)):
-            return ROUTER
+        if is_router(layer) or called_router(prefix, isinstance(layer, ReplicatedLinear)):
+            own = prefix.rpartition(".")[2]
+            found = {name.rpartition(".")[2] for name in packed}
+            return ROUTER if self.stored is None or (found and own not in found) else None
+        if self.stored is not None:
+            return None
         return HEAD if called_head(prefix, self.config.ignore) else None
 
     def _packed_as(self, prefix: str, is_head: bool) -> tuple[list[str], str]:
@@ -209,10 +258,9 @@ class FlashSparseQuantization(QuantizationConfig):
         """
         config = self.config
         if is_head:
-            text_config = get_current_vllm_config().model_config.hf_text_config
-            if getattr(text_config, "tie_word_embeddings", False):
+            if _ties_head(get_current_vllm_config()):
                 return [], "tied to the embedding"
-            if self.stored is None and "lm_head" in config.ignore:
+            if prefix not in config.layers and self.stored is None and "lm_head" in config.ignore:
                 return [], HEAD  # whatever this model calls it
         parent, _, own = prefix.rpartition(".")
         merged = [f"{parent}.{part}" for part in self.packed_modules_mapping.get(own, [])]
@@ -244,3 +292,9 @@ class FlashSparseQuantization(QuantizationConfig):
             return config.scheme_of(name, dtypes=dtypes)
         except FormatError as error:
             raise SettingsError(f"layer {name!r}: {error}") from None
+
+
+def _ties_head(vllm_config: VllmConfig) -> bool:
+    """Whether a model's output head is tied to its embedding."""
+    text_config = vllm_config.model_config.hf_text_config
+    return bool(getattr(text_config, "tie_word_embeddings", False))

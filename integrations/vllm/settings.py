@@ -27,7 +27,10 @@ NONE = "none"
 DUMMY = "dummy"  # vLLM's load format of random weights
 # Load formats that hold what a process held, and not what a checkpoint holds.
 _OF_A_PROCESS = ("ipc_cache", "runai_streamer_sharded", "sharded_state", "tensorizer")
-_USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options")
+DECODE_KERNELS = "decode_kernels"
+EARLY, DEFAULT = "early", "default"  # its values
+_USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options", "head")
+_USER_KEYS += (DECODE_KERNELS,)
 _RETIRED = {"prompts"}  # FlashSparseConfig says that it is ignored
 
 
@@ -63,6 +66,11 @@ def settings_of(additional_config: Any) -> dict[str, Any]:
         )
     if settings.get(METHOD) is not None:
         _check_method(settings[METHOD])
+    if settings.get(DECODE_KERNELS, DEFAULT) not in (EARLY, DEFAULT):
+        raise SettingsError(
+            f'additional_config["{KEY}"]["{DECODE_KERNELS}"] must be "{EARLY}" or "{DEFAULT}", not '
+            f"{settings[DECODE_KERNELS]!r}"
+        )
     return dict(settings)
 
 
@@ -101,7 +109,7 @@ def fold(
         additional_config = dict(additional_config or {})
         additional_config[KEY] = {**settings_of(additional_config), METHOD: method}
     settings = settings_of(additional_config)
-    if not settings or settings.get(METHOD) == NONE:
+    if not settings.keys() - {DECODE_KERNELS} or settings.get(METHOD) == NONE:
         return quantization, additional_config
     if quantization not in (None, QUANT_METHOD):
         raise SettingsError(
@@ -123,7 +131,15 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
         SettingsError: Where the two contradict each other.
     """
     settings = dict(settings)
+    settings.pop(DECODE_KERNELS, None)  # nothing of weights
     method = settings.pop(METHOD, None)
+    if settings.get("head") is not None and method == NONE:
+        raise SettingsError(
+            f'"head" packs the output head, and --sparse-method {NONE} unpacks all layers: leave '
+            "one of the two out"
+        )
+    if settings.get("head") is not None and stored is None and method is None:
+        method = AUTO  # a head in 8 bits packs nothing else
     named = method not in (None, AUTO, NONE)
     if "batch" in settings and method != AUTO:
         raise SettingsError(

@@ -12,6 +12,9 @@ import torch
 
 from flashsparse_plugin.dataflow import DenseLinear
 from flashsparse_plugin.dataflow.choice import Choice, lines
+from flashsparse_plugin.dataflow.expected import Target
+from flashsparse_plugin.dataflow.unpacked import complaints, has_kernel
+from flashsparse_plugin.gpu import Gpu
 from flashsparse_plugin.packed import PackedWeight, Scheme
 from flashsparse_plugin.plan import Plan
 
@@ -30,6 +33,7 @@ class Summary:
         larger: Layers of which one copy is larger packed than dense.
         rounded: Layers whose values changed because the file has more digits than packed values.
         chosen: Of layers whose format was chosen by their weight, the kind and the choice.
+        unpacked: Layers, and how they are held, that no kernel of the device multiplies.
     """
 
     expected: int = 0
@@ -40,6 +44,9 @@ class Summary:
     larger: list[str] = field(default_factory=list)
     rounded: list[str] = field(default_factory=list)
     chosen: list[tuple[str, Choice]] = field(default_factory=list)
+    unpacked: list[tuple[str, Scheme]] = field(default_factory=list)
+    _device: torch.device = torch.device("cpu")
+    _gpu: Gpu | None = None
     _finished: int = 0
     _kernels: set[tuple[str, tuple[int, int], str]] = field(default_factory=set)
 
@@ -54,6 +61,10 @@ class Summary:
         self.packed_bytes += weight.nbytes
         if weight.nbytes > weight.dense_nbytes:
             self.larger.append(name)
+        gpu = Target.of(weight.device, weight.dtype).gpu
+        if not has_kernel(weight.scheme, weight.device, gpu):
+            self.unpacked.append((name, weight.scheme))
+            self._device, self._gpu = weight.device, gpu
         kernel = kernel_of(weight.scheme, weight.device)
         self._tell(name, weight.shape, f"{kernel}, {plan}" if plan else kernel)
 
@@ -74,6 +85,8 @@ class Summary:
             for line in lines(self.chosen):
                 logger.info("auto: %s", line)
             logger.log(self._level(), "%s", self)
+            for line in complaints(self.unpacked, self._device, self._gpu):
+                logger.warning("%s", line)
 
     def _level(self) -> int:
         return logging.WARNING if self.larger or self.rounded or not self.packed else logging.INFO

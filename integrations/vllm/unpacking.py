@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor, nn
+from vllm.config import get_current_vllm_config_or_none
 
 from flashsparse_plugin.checkpoint.files.headers import aligned
 from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
@@ -30,9 +31,10 @@ from flashsparse_plugin.packed import FormatError, PackedWeight
 
 from .codes import as_packed_tensors, directory_of
 from .folder import folder_of
+from .head import refuse_unpacked_head
 from .linear import SparseLinearMethod
 from .preflight import packed_layers
-from .settings import SettingsError
+from .settings import SettingsError, settings_of
 from .summary import logger
 
 
@@ -61,6 +63,9 @@ def install() -> None:
                 "(reload_weights): restart it with the other checkpoint"
             )
         loaded.add(model)
+        engine = get_current_vllm_config_or_none()
+        if engine is not None:
+            refuse_unpacked_head(model, settings_of(engine.additional_config).get("head"))
         weights = ((name, aligned(tensor)) for name, tensor in weights)
         folder = folder_of(model_config, self.load_config)
         weights = as_packed_tensors(weights, folder)

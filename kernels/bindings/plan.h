@@ -23,6 +23,7 @@ struct Product {
   int64_t n, m, vector_length, group;  // of its pattern and scales, 0 where there are none
   std::string values;                  // the option `values`, by name
   bool quantizes_x;                    // to the same type
+  int64_t experts = 0, top_k = 0;      // of a mixture: the weight is of one expert, nbytes of all
 
   Product with_tokens(int64_t count) const {
     Product other = *this;
@@ -76,6 +77,7 @@ Format dense_planners();
 Format nm_gather_planners();
 Format nm_spmm_planners();
 Format sparse_24_planners();
+Format sparse_24_experts_planners();
 Format tiled_bitmap_planners();
 Format tiled_csl_planners();
 

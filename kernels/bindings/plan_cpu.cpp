@@ -18,18 +18,21 @@ using planning::Planner;
 using planning::Product;
 
 const std::vector<Format>& formats() {
-  static const std::vector<Format> all{
-      planning::dense_planners(),        planning::nm_gather_planners(),
-      planning::nm_spmm_planners(),      planning::sparse_24_planners(),
-      planning::tiled_bitmap_planners(), planning::tiled_csl_planners()};
+  static const std::vector<Format> all{planning::dense_planners(),
+                                       planning::nm_gather_planners(),
+                                       planning::nm_spmm_planners(),
+                                       planning::sparse_24_planners(),
+                                       planning::tiled_csl_planners(),
+                                       planning::tiled_bitmap_planners(),
+                                       planning::sparse_24_experts_planners()};
   return all;
 }
 
-// sizes: rows, cols, tokens, nbytes, n, m, vector_length, group.
+// sizes: rows, cols, tokens, nbytes, n, m, vector_length, group, experts, top_k.
 Product product_of(const std::vector<int64_t>& sizes, const std::string& values, bool quantizes_x) {
-  FS_CHECK(sizes.size() == 8, "a product has 8 sizes, not ", sizes.size());
-  const Product product{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4],
-                        sizes[5], sizes[6], sizes[7], values,   quantizes_x};
+  FS_CHECK(sizes.size() == 10, "a product has 10 sizes, not ", sizes.size());
+  const Product product{sizes[0], sizes[1], sizes[2], sizes[3],    sizes[4], sizes[5],
+                        sizes[6], sizes[7], values,   quantizes_x, sizes[8], sizes[9]};
   FS_CHECK(product.rows >= 1 && product.cols >= 1 && product.tokens >= 1,
            "a product has a row, a column and a token at least");
   FS_CHECK(std::max({product.rows, product.cols, product.tokens}) < INT32_MAX,

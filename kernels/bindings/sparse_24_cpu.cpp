@@ -18,6 +18,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def(
       "sparse_24_linear_rounded(Tensor x, Tensor units, Tensor weight_scale, int out_features, "
       "ScalarType weight_dtype, str values, Tensor? bias=None, int? few_tokens=None) -> Tensor");
+  m.def(
+      "sparse_24_experts(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, "
+      "Tensor? w13_scale, Tensor w2, Tensor? w2_scale, int intermediate, ScalarType weight_dtype, "
+      "str values=\"native\", int group=0, str activation=\"silu\", float limit=0.0, "
+      "float alpha=1.702, Tensor? w13_bias=None, Tensor? w2_bias=None, Tensor? expert_map=None, "
+      "bool weights_on_input=False) -> Tensor");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Approximate fp32 functions of one instruction. Subnormal arguments and results are flushed to
-// zero.
+// zero unless stated otherwise.
 #pragma once
 #include "common/device.cuh"
 
@@ -27,6 +27,13 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
+// 1 / sqrt(x), within 2 units in the last place: what CUDA's rsqrtf is. Keeps subnormal numbers.
+__device__ __forceinline__ float reciprocal_sqrt_approx(float x) {
+  float y;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 #else
 
 namespace detail {
@@ -35,6 +42,7 @@ inline float flush(float x) { return std::fabs(x) < FLT_MIN ? std::copysign(0.0f
 
 inline float exp2_approx(float x) { return detail::flush(std::exp2(detail::flush(x))); }
 inline float reciprocal_approx(float x) { return detail::flush(1.0f / detail::flush(x)); }
+inline float reciprocal_sqrt_approx(float x) { return 1.0f / std::sqrt(x); }
 
 #endif
 

@@ -81,6 +81,16 @@ __device__ __forceinline__ void load_l2(const float4* place, float4& value) {
                : "memory");
 }
 
+__device__ __forceinline__ void load_global(const uint4* place, uint4& value) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(place)
+               : "memory");
+}
+__device__ __forceinline__ void load_global(const int64_t* place, int64_t& value) {
+  asm volatile("ld.global.s64 %0, [%1];" : "=l"(value) : "l"(place) : "memory");
+}
+
 }  // namespace detail
 
 // T is uint8_t, uint16_t, uint32_t, uint2, uint4, float, float2 or float4, as for store_shared.
@@ -170,6 +180,16 @@ __device__ __forceinline__ T load_streaming(const T* place) {
 template <class T>
 __device__ __forceinline__ T load_readonly(const T* place) {
   return __ldg(place);
+}
+
+// Loads what the preceding kernel wrote, after griddepcontrol_wait. load_readonly would be wrong:
+// that memory has changed since this kernel began, and nothing keeps the compiler from moving such
+// a load to before the wait. T is uint4 or int64_t.
+template <class T>
+__device__ __forceinline__ T load_global(const T* place) {
+  T value;
+  detail::load_global(place, value);
+  return value;
 }
 
 // Loads global memory that other blocks have written, after `arrive`: from the L2, which is
@@ -270,14 +290,14 @@ __device__ __forceinline__ uint32_t arrive(uint32_t* counter) {
   return before;
 }
 
-// PDL: the next kernel in the stream may start, if it was launched for that. What this kernel
-// writes, it may read after griddepcontrol_wait.
+// PDL: the next kernel in the stream may start once every block has called this or ended, if it
+// was launched for that (cuda/shared/launch_early.h).
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// PDL: waits until the preceding kernel has ended.
+// PDL: waits until the preceding kernel has ended and what it wrote can be read.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -286,9 +306,9 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 
 #else
 
-// Kernels run one after the other here, but must not rely on it (emulator/last_kernel.h).
+// The preceding kernel ends as late as it can (emulator/last_kernel.h).
 inline void griddepcontrol_launch_dependents() {}
-inline void griddepcontrol_wait() { simt::end_last_kernel(); }
+inline void griddepcontrol_wait() { simt::Grid::wait_for_last_kernel(); }
 
 namespace detail {
 
@@ -386,6 +406,12 @@ T load_streaming(const T* pointer, simt::Place place = simt::Place::here()) {
 
 template <class T>
 T load_readonly(const T* pointer, simt::Place place = simt::Place::here()) {
+  return detail::global_at(pointer, "load_global", place);
+}
+
+template <class T>
+T load_global(const T* pointer, simt::Place place = simt::Place::here()) {
+  detail::check_type<T, uint4, int64_t>();
   return detail::global_at(pointer, "load_global", place);
 }
 

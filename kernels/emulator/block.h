@@ -199,12 +199,6 @@ inline void note_store(uint32_t address, size_t bytes, Place place) {
                                      place);
 }
 
-// griddepcontrol_wait.
-inline void end_last_kernel() {
-  const sanitizers::Unwatched unwatched;
-  current->block->last_kernel_ended = true;
-}
-
 // Counts an access of the running thread, if statistics are on. Rejects accesses to global memory
 // that the preceding kernel may still use.
 inline void count(const char* operation, Place place, unsigned bytes,

@@ -81,6 +81,17 @@ class Grid {
     Fiber::switch_to(*self->fiber, scheduler_);
   }
 
+  // griddepcontrol_wait.
+  static void wait_for_last_kernel() {
+    const sanitizers::Unwatched unwatched;
+    if (without_wait) return;
+    if (UsedByLastKernel::running()) {
+      running_->waiting_for_last_kernel_.push_back(current);
+      wait();
+    }
+    current->block->last_kernel_ended = true;
+  }
+
  private:
   // Resident at once in a shuffled schedule: the race detector needs over 1 MB for each thread.
   static constexpr size_t kResidentBlocks = 3, kResidentThreads = 1024;
@@ -167,8 +178,19 @@ class Grid {
       for (const auto& [block, warp] : turns) {
         if (!block->alive) return true;
       }
+      any = any || end_last_kernel();
     }
     return false;
+  }
+
+  // False if no thread waits for it.
+  bool end_last_kernel() {
+    if (waiting_for_last_kernel_.empty()) return false;
+    UsedByLastKernel::end();
+    for (const Thread* thread : waiting_for_last_kernel_)
+      thread->block->warps[thread->warp].ready |= uint32_t{1} << thread->lane;
+    waiting_for_last_kernel_.clear();
+    return true;
   }
 
   // Seed 0: runs the lowest ready lane as long as there is one; seed 1: the highest. Others: runs
@@ -268,6 +290,7 @@ class Grid {
   const size_t shared_bytes_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<uint64_t> waiting_;
+  std::vector<const Thread*> waiting_for_last_kernel_;
 
   const unsigned cluster_, seed_;
   std::mt19937 random_;

@@ -193,6 +193,14 @@ __global__ void no_wait(const uint32_t* in, uint32_t* out, bool with_wait) {
   copy_async_wait<0>();
 }
 
+// Reads what the preceding kernel writes at its end, by other means than a primitive.
+__global__ void read_last_kernel(const uint32_t* in, uint32_t* out, bool with_wait) {
+  if (with_wait) griddepcontrol_wait();
+  const uint32_t value = *(in + thread_index());
+  griddepcontrol_wait();
+  out[block_index() * kThreads + thread_index()] = value;
+}
+
 // Reads what the preceding kernel may be writing.
 __global__ void early_load(const uint32_t* in, bool with_wait) {
   if (with_wait) griddepcontrol_wait();
@@ -306,6 +314,12 @@ void run_case(const char* name, unsigned seed) {
   };
   if (is("waited_load")) load_early(true);
   if (is("early_load")) load_early(false);
+  const auto read_last = [&](bool with_wait) {
+    const simt::UsedByLastKernel used(in.data(), in.size());
+    run([&] { read_last_kernel(in.data(), out.data(), with_wait); });
+  };
+  if (is("last_kernel")) read_last(true);
+  if (is("last_kernel_early")) read_last(false);
   if (is("copy_in_flight")) run([&] { copy_in_flight(in.data()); });
   if (is("no_blocks")) simt::launch(dim3(3, 0), 32, seed, [] {});
   if (is("too_many_threads")) simt::launch(1, 1025, seed, [] {});

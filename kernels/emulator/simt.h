@@ -13,7 +13,7 @@
 //   memory.h       shared memory and asynchronous copies
 //   products.h     wgmma in flight, and stores that it does not see yet
 //   statistics.h   bank conflicts and sectors, by source line
-//   last_kernel.h  what a launch with PDL has to wait for
+//   last_kernel.h  the kernel before a launch with PDL, which ends late
 //   sanitizers.h   how the sanitizers are informed about fibers
 //
 // It is stricter than CUDA where kernels do not need the freedom: no lane named in a mask may have

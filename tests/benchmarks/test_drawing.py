@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import _drawing
 import plots
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 def luminance(colour: str) -> float:
@@ -28,3 +33,12 @@ def test_pictures_have_no_other_colours():
     for path in plots.PICTURES.glob("*.svg"):
         body = path.read_text().partition("</style>")[2]
         assert "var(--c0)" in body and ": #" not in body, path.name
+
+
+def test_text_of_the_site_stands_out():
+    """The theme's own colours of links and of its header do not."""
+    css = (ROOT / "docs" / "site.css").read_text()
+    colours = dict(re.findall(r"--md-(primary-fg|typeset-a)-color: (#[0-9a-f]{6});", css))
+    assert colours.keys() == {"primary-fg", "typeset-a"}
+    for colour in colours.values():
+        assert 1.05 / (luminance(colour) + 0.05) >= 4.5, colour

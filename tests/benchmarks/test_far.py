@@ -11,6 +11,7 @@ import dataflow
 import far
 import layers
 import pytest
+import step
 import torch
 
 from flashsparse_plugin.evaluation.dense_products import dense_products, fp8
@@ -33,6 +34,15 @@ def test_each_kind_is_right_and_timed(run):
         (kind, tokens) for kind in ("int4", *far.CHOICES) for tokens in (1, 8)
     ]
     assert all(min(row["us"], row["near_us"], row["dense_us"]) > 0 for row in rows)
+
+
+def test_a_step_is_right_and_timed_in_each_way(run, capsys):
+    shapes = "512x256,256x256,512x256,256x256"
+    path = run(step, "--layers", shapes, "--depth", "2", "--tokens", "3", "--kinds", "2:4")
+    dense, sparse = _results.read(path / "step.csv")["rows"]
+    assert dense["kind"] == step.BFLOAT16 and not dense.get("ours_ms")
+    assert all(sparse[f"{way}_ms"] > 0 for way in step.WAYS)
+    assert "0 results are wrong" in capsys.readouterr().out
 
 
 def fp8_beside(others):

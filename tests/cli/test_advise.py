@@ -88,7 +88,19 @@ def test_quality_stands_beside_speed_and_what_it_ruins_is_not_the_best():
 def test_a_gpu_that_nobody_measured_says_so():
     text = " ".join(advise("4096x4096", "--gpu", "4090", "--batch", "1").stdout.split())
     assert text.startswith("Linear layers on an RTX 4090") and "its data sheet" in text
+    assert "Estimated from unverified rates: L2." in text
     assert "data sheet" not in advise("4096x4096", "--gpu", "H100", "--batch", "1").stdout
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["convert", "out", "--format", "auto"]])
+def test_other_commands_know_the_same_gpus(command, tmp_path):
+    """A name is checked before anything is read or imported."""
+    name, *rest = command
+    result = CliRunner().invoke(app, [name, str(tmp_path), *rest, "--for", "4070"])
+    assert result.exit_code == 2
+    assert "'4070' is not one of H200, " in " ".join(result.stderr.replace("│", " ").split())
+    result = CliRunner().invoke(app, [name, str(tmp_path), *rest, "--for", "rtx-4090"])
+    assert "config.json" in result.stderr  # the GPU is taken, the empty folder is not
 
 
 def test_an_a100_has_no_fp8():

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli import app
-from flashsparse_plugin.generation import Stream
+from flashsparse_plugin.generation import Stream, repeats_itself
 
 
 def generate(*arguments, stdin=None):
@@ -75,6 +75,28 @@ def test_sampling_depends_on_the_seed_alone(model_dir):
 
     assert text(1) == text(1)
     assert len({text(seed) for seed in range(4)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "does"),
+    [
+        ("There was a fox. " + "The world is a place where " * 4 + "the w", False),
+        ("There was a fox, " + "the world is a place where " * 4 + "the w", True),
+        ("the world is a place where " * 3, False),
+        ("A fox saw a lantern in the snow, and the snow saw the fox, and slept.", False),
+        ("...................................", True),
+        ("", False),
+    ],
+)
+def test_a_text_that_repeats_itself_is_known(text, does):
+    assert repeats_itself(text) == does
+
+
+def test_it_says_what_to_do_about_a_text_that_repeats_itself(model_dir, monkeypatch):
+    monkeypatch.setattr("flashsparse_plugin.generation.repeats_itself", lambda text: True)
+    command = [model_dir, "-p", "Hello", "-n", 2, "--no-chat"]
+    assert "--repetition-penalty 1.15" in " ".join(generate(*command).stderr.split())
+    assert "Note" not in generate(*command, "--repetition-penalty", "1.15").stderr
 
 
 def test_a_repetition_penalty_changes_the_text(model_dir):

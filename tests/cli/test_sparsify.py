@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import flashsparse_plugin as fs
-from flashsparse_plugin import sparsify as library
 from flashsparse_plugin.checkpoint.prune import recovered
 from flashsparse_plugin.cli import app
 from flashsparse_plugin.pruning.estimate import duration
+from flashsparse_plugin.sparsify import recipe, run
 
 README = ROOT / "README.md"
 QUICK = ["--samples", "8", "--length", "32", "--steps", "4"]
@@ -122,9 +122,9 @@ def test_the_same_command_goes_on(stage, whole, model_dir, text, tmp_path, monke
 
     with monkeypatch.context() as patch:
         if stage == "pruned":
-            patch.setattr(library, "write_recovered", stop)
+            patch.setattr(run, "write_recovered", stop)
         elif stage == "packing":
-            patch.setattr(library, "convert_checkpoint", stop)
+            patch.setattr(recipe, "convert_checkpoint", stop)
         elif stage == "fitted":
             patch.setattr(recovered, "_train", stop)
         else:
@@ -134,9 +134,9 @@ def test_the_same_command_goes_on(stage, whole, model_dir, text, tmp_path, monke
     assert result.exit_code == 130 and "The same command goes on" in result.stderr
     assert not out.exists() and (tmp_path / "out.sparsify").is_dir()
     with monkeypatch.context() as patch:
-        patch.setattr(library, "prune", stop)  # not again
+        patch.setattr(run, "prune", stop)  # not again
         if stage == "packing":
-            patch.setattr(library, "write_recovered", stop)
+            patch.setattr(run, "write_recovered", stop)
         result = sparsify(*command, "--json")
     assert result.exit_code == 0, result.stderr
     report, expected = json.loads(result.stdout), load_all(whole[0])
@@ -152,7 +152,7 @@ def test_another_job_starts_over(model_dir, text, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(library, "convert_checkpoint", stop)
+        patch.setattr(recipe, "convert_checkpoint", stop)
         sparsify(model_dir, out, "--calibration", text, *plain)
     again = ["--pattern", "1:4", "--no-recover", "--json"]
     result = sparsify(model_dir, out, "--calibration", text, *again, *QUICK)

@@ -46,6 +46,14 @@ def measured(shape, times, density=0.3):
     return Target(GPUS[0], 8, (Table(device=key, dtype="float16", entries=entries),))
 
 
+def test_any_gpu_that_is_known_may_be_named():
+    target = Target.named("rtx4090")
+    assert target.gpu.name == "RTX 4090" and not target.tables
+    found = choose(Pattern((28672, 4096), 0.3, UNSTRUCTURED), BF16, target)
+    assert found.scheme is not None
+    assert found.why.endswith("by its cost model of an RTX 4090 with unverified rates")
+
+
 def test_dense_weights_stay_dense_and_sparse_ones_are_packed():
     assert sparse(1.0).scheme is None
     assert sparse(0.1).scheme is not None
@@ -171,5 +179,7 @@ def test_a_line_a_kind_of_layer():
 
 @pytest.mark.parametrize(("name", "batch"), [("B300", 8), ("H200", 0)])
 def test_devices_that_there_are_not(name, batch):
-    with pytest.raises(ValueError, match="B300.*H200, H100, A100, cpu, this|at least one sequence"):
+    with pytest.raises(
+        ValueError, match="B300.*H200, H100, A100, H800, .*5090, cpu, this|at least one sequence"
+    ):
         Target.named(name, batch)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.cli.advise import GPUS as NAMED
+from flashsparse_plugin.data_sheets import GPU_NAMES, SHEETS
 from flashsparse_plugin.dataflow import BUCKETS, DENSE, Weight, model
 from flashsparse_plugin.dataflow.expected import typical_weight
 from flashsparse_plugin.dataflow.tuner import packed_weight
@@ -218,10 +218,22 @@ def test_gpus_that_users_name():
     assert gpu_named("H2000") is None
     names = [gpu.name for gpu in (*GPUS, *DATA_SHEETS)]
     assert len(set(names)) == len(names)  # one truth
-    assert all(gpu_named(name) for name in NAMED)
+    assert names == [*GPU_NAMES]
     for gpu in (*GPUS, *DATA_SHEETS):  # in units of each other
         assert 0.85 < gpu.memory / gpu.bus < 0.96 and gpu.memory < gpu.l2 < 10 * gpu.memory
         assert 25 < gpu.arithmetic / gpu.memory < 400
+
+
+def test_data_sheets_agree_with_themselves():
+    """TFLOPS are SMs x clock x operations a clock, where NVIDIA's chips are not slowed down."""
+    a_clock = {"A800": 2048, "A10G": 512, "RTX 4090": 512, "RTX 5090": 512}
+    a_clock |= dict.fromkeys(("RTX A6000", "L4", "L40S", "RTX 6000 Ada"), 1024)
+    for sheet in SHEETS:
+        if sheet.name in a_clock:
+            found = sheet.sms * sheet.clock * a_clock[sheet.name] / 1e3
+            assert found == pytest.approx(sheet.dense, rel=0.02), sheet.name
+        else:
+            assert sheet.name in {"H800", "H20", "B200"} and "clock" in sheet.unverified
 
 
 @pytest.mark.parametrize("shape", LLAMA2_7B)

@@ -75,6 +75,7 @@ RIGHT = {
     "copy_early": (np.arange(64) ^ 1).tolist() * 12,
     "wait": np.arange(64).tolist() * 12,
     "waited_load": [7] * 12 * 64,
+    "last_kernel": np.arange(64).tolist() * 12,
 }
 
 
@@ -127,6 +128,17 @@ def test_shared_memory_starts_as_garbage(self_test):
 
 def test_copy_is_poison_until_the_wait(self_test):
     assert set(numbers(self_test("plain", "no_wait", *SEEDS))) == {2**32 - 1}
+
+
+def test_the_last_kernel_writes_when_nothing_else_can_run(self_test):
+    """The blocks that were resident before it ended read too early; later ones find it ended."""
+    for seed in SEEDS:
+        found = numbers(self_test("plain", "last_kernel_early", seed))
+        early = [block for block in range(12) if found[64 * block] != 0]
+        assert len(early) == (3 if seed > 1 else 1)
+        for block in range(12):
+            wanted = [2**32 - 1] * 64 if block in early else list(range(64))
+            assert found[64 * block : 64 * block + 64] == wanted
 
 
 @pytest.mark.slow

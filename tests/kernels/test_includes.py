@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 CUDA = Path(__file__).parents[2] / "kernels" / "cuda"
-SHARED = ("shared", "plan", "mma_units")  # each may include those before it
+SHARED = ("shared", "plan", "mma_units", "experts")  # each may include those before it
 ROOMS = {path.name for path in CUDA.iterdir() if path.is_dir()}
 
 

@@ -123,21 +123,27 @@ def test_a_stream_is_padded_by_whole_lines(name):
     assert padded[: len(stream)].equal(stream)
 
 
-def test_routers_and_classification_heads_of_dense_checkpoints_stay_dense():
+def test_routers_and_classification_heads_stay_dense():
     """vLLM's routers are linear layers, where those of transformers mostly are not."""
+    from vllm.model_executor.layers.fused_moe import GateLinear
     from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear
 
     from flashsparse_plugin.integrations.vllm.quantization import FlashSparseQuantization
 
-    def role(name, kind=ReplicatedLinear, stored=None, **settings):
+    def role(name, kind=ReplicatedLinear, stored=None, packed=(), **settings):
         quantization = FlashSparseQuantization(stored)
         quantization.config = stored or fs.FlashSparseConfig(**settings)
-        return quantization._role(kind.__new__(kind), name)
+        return quantization._role(kind.__new__(kind), name, {*packed})
 
-    gate = "model.layers.0.mlp.gate"
+    gate, own = "model.layers.0.mlp.gate", fs.FlashSparseConfig()
     assert role(gate) == "router"
+    assert role("model.layers.0.ffn.classifier", GateLinear) == "router"
     assert role("score") == "output head"
     assert role("score", ignore=[]) is None
     assert role(gate, layers={gate: {"format": "tiled_csl"}}) is None
-    assert role(gate, stored=fs.FlashSparseConfig()) is None  # its tensors say what it is
+    # Of a packed checkpoint its tensors say what it is, where they are known.
+    assert role(gate, stored=own) is None
+    assert role(gate, stored=own, packed=["model.layers.1.self_attn.q_proj"]) == "router"
+    assert role(gate, stored=own, packed=["language_model.layers.0.mlp.gate"]) is None
+    assert role("score", stored=own, packed=["model.layers.1.self_attn.q_proj"]) is None
     assert role("model.layers.0.mlp.gate_up_proj", ColumnParallelLinear) is None

@@ -139,6 +139,7 @@ def models(tmp_path_factory):
     made["uneven anew"] = anew, None
     made["classifier"] = checkpoints.make_classifier(folder / "classifier")
     made["unpruned"] = checkpoints.make("llama", folder / "unpruned", sparsity=0.0)
+    made["router"] = checkpoints.make("qwen3_moe", folder, sparsity=None, pattern=(2, 4))
     regular = two_of_four(made["unpruned"][0], folder / "2of4")
     made["2:4"] = regular, None
     codes, made_of_them = quantize(regular, folder / "int4", "int4", 32)
@@ -242,6 +243,8 @@ def jobs(models, tmp_path_factory):
         "bitmask hostile": job(hostile(bitmask, folder / "hostile"), sparse_method="auto"),
         "packed 2:4": job(regular),
         "2:4": job(models["2:4"][0], sparse_method="auto"),
+        "router dense": job(models["router"][0], additional_config={"flashsparse": pattern}),
+        "router packed": job(models["router"][1]),
         # Quantized ones.
         "codes and activations": job(models["fp8 x fp8"][1]),
         "codes by group": job(models["int4"][1], sparse_method="auto"),
@@ -491,6 +494,16 @@ def test_attention_is_packed_beside_dense_experts(results):
         result = results[f"mixtral {kind}"]
         assert kinds(result, "qkv_proj", "o_proj") == {SPARSE}
         assert "left dense: 3 experts" in result["log"][-1]
+
+
+@pytest.mark.parametrize("kind", ["dense", "packed"])
+def test_routers_that_vllm_quantizes_stay_dense(results, expected, kind):
+    """Nothing prunes those of Qwen3-MoE, so that a pattern would refuse them; and vLLM's kernels
+    for routers want vLLM's own method from the start."""
+    result = results[f"router {kind}"]
+    assert kinds(result, "gate") == {DENSE}
+    assert kinds(result, "qkv_proj", "o_proj") == {SPARSE}
+    assert result["tokens"] == expected["router"]
 
 
 def test_layers_that_vllm_creates_without_asking_are_unpacked(results, expected):

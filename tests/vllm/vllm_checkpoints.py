@@ -16,6 +16,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MixtralConfig,
+    Qwen3MoeConfig,
 )
 
 from flashsparse_plugin.checkpoint import convert_checkpoint
@@ -33,14 +34,20 @@ OWN_CONFIGS = CONFIGS | {
     "mixtral": lambda: MixtralConfig(
         num_attention_heads=4, num_key_value_heads=2, num_local_experts=4
     ),
+    # Its routers are linear layers in vLLM, and quantized there if a configuration says so.
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        num_attention_heads=4, num_key_value_heads=2, num_experts=8, moe_intermediate_size=64
+    ),
 }
 
 
-def make(name: str, folder: Path, sparsity: float = 0.8, **changes) -> tuple[Path, Path]:
+def make(
+    name: str, folder: Path, sparsity: float | None = 0.8, pattern=None, **changes
+) -> tuple[Path, Path]:
     """Writes a tiny random pruned model; returns its dense directory and its packed one."""
     model = _random_model(OWN_CONFIGS[name](), **changes)
-    if sparsity:
-        prune(model, method="magnitude", sparsity=sparsity, progress=False)
+    if sparsity or pattern:
+        prune(model, method="magnitude", sparsity=sparsity, pattern=pattern, progress=False)
     dense, packed = folder / f"{name}-dense", folder / f"{name}-packed"
     _save(model, dense)
     convert_checkpoint(dense, packed, pack_all=True)
@@ -145,9 +152,16 @@ def make_large(folder: Path, layers: int = 9, sparsity: float = 0.8) -> Path:
 
 
 @torch.no_grad()
-def greedy(path: Path, prompts=PROMPTS, max_tokens: int = MAX_TOKENS) -> list[list[int]]:
-    """What transformers generates in float32 from the dense weights with their zeros."""
+def greedy(
+    path: Path, prompts=PROMPTS, max_tokens: int = MAX_TOKENS, head: torch.Tensor | None = None
+) -> list[list[int]]:
+    """What transformers generates in float32 from the dense weights with their zeros.
+
+    Where `head` is given, the output head has this weight, and the embedding keeps its own.
+    """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    if head is not None:
+        model.lm_head.weight = torch.nn.Parameter(head)
     tokens = []
     for prompt in prompts:
         ids = torch.tensor([prompt])

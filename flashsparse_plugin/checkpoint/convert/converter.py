@@ -17,6 +17,7 @@ from torch import Tensor
 import flashsparse_plugin
 
 from ...config import FlashSparseConfig, LayerConfig
+from ...dataflow.unpacked import complaints_anywhere
 from ...formats.values.dtypes import count_changed
 from ...messages import one_line
 from ...names import DENSE
@@ -63,6 +64,7 @@ def convert_checkpoint(
     name: str | None = None,
     device: str | None = None,
     batch: int | None = None,
+    head: str | None = None,
 ) -> ConversionReport:
     """Packs the linear layers of a pruned model and writes it as a new model directory.
 
@@ -94,6 +96,8 @@ def convert_checkpoint(
         device: What "auto" chooses for: the name of a GPU such as "H200", "cpu", or "this" (None)
             for the GPU of this machine, or its CPU where it has none.
         batch: Sequences decoded at once, which "auto" chooses for; None: 8.
+        head: "int8" or "fp8": the output head keeps every weight in 8 bits; where it is tied to the
+            embedding, one tensor serves both. None: as the other arguments say.
 
     Returns:
         What was done, layer by layer.
@@ -111,13 +115,14 @@ def convert_checkpoint(
         directory = ModelDirectory(directory_of(source))
     refuse_quantized(directory)
     format, options = target_of(directory, format, options)
-    settings = settings_of(format, options, layers, dtype, ignore, pack_all, max_shard_size)
+    settings = settings_of(format, options, layers, dtype, ignore, pack_all, max_shard_size, head)
     target = target_for(settings, device, batch)
     refuse_overlap(directory.path.resolve(), Path(out).resolve())
     require_room(Path(out))
     directory = directory.dense(settings.dtype)
     stored, choices = StoredModel(directory, split=True), list[str]()
     directory = stored.directory
+    stored.place_head(settings.config)
     try:
         stored.checkpoint.refuse_incomplete(stored.model, settings.config.ignore)
     except FormatError as error:
@@ -364,7 +369,8 @@ class _Conversion:
         report.bytes_out = sum(sum(shard["tensors"].values()) for shard in shards)
         report.rounded_values = sum(shard["rounded"] for shard in shards)
         warnings = warnings_about(report, self.stored, self.packer.rounded_unasked)
-        report.warnings = [*self.directory.notes, *warnings]
+        held = [(x.name, self.packer.schemes[x.name]) for x in report.packed]
+        report.warnings = [*self.directory.notes, *warnings, *complaints_anywhere(held)]
 
     def _write_surroundings(self, staging: Staging) -> None:
         """Everything but the weights; config.json, which makes it a model, last."""

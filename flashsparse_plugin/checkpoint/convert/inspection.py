@@ -14,6 +14,7 @@ from torch import Tensor
 from ...config import FlashSparseConfig
 from ...dataflow.choice import Choice, Pattern, choose, lines, weigh
 from ...dataflow.expected import BATCH, HERE, Target
+from ...dataflow.unpacked import complaints_anywhere
 from ...formats import format_names, get_format, packed_names
 from ...formats.values.dtypes import cast, packable_dtype
 from ...names import DEFAULT_FORMAT, DENSE
@@ -167,6 +168,8 @@ def inspect_checkpoint(
         done += size
         if on_progress is not None:
             on_progress(done, sum(sizes), linear.name)
+    held = [(x.name, config.scheme_of(x.name)) for x in found.layers if config and x.scheme]
+    found.notes += complaints_anywhere((name, each) for name, each in held if each is not None)
     found.choices = lines(_choices(found.layers, config, target))
     return found
 

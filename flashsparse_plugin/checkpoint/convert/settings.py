@@ -46,6 +46,7 @@ def settings_of(
     ignore: Sequence[str],
     pack_all: bool,
     max_shard_size: int | str,
+    head: str | None = None,
 ) -> Settings:
     """Checks the arguments of `convert_checkpoint`, which describes them.
 
@@ -68,6 +69,7 @@ def settings_of(
         options=dict(options or {}),
         layers={name: dict(layer) for name, layer in (layers or {}).items()},
         ignore=list(ignore),
+        head=head,
     )
     config.require_pattern()
     return Settings(config, wanted, pack_all, parse_size(max_shard_size))

@@ -8,19 +8,22 @@ transformers without memory (on the meta device) and asked for its linear layers
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ...config import FlashSparseConfig
 from ...matching import matches
 from ...modules import experts_of, is_linear, is_transposed, shape_of, why_not_linear
 from ...names import LM_HEAD
+from ...packed import FormatError
 from ...roles import heads, routers
 from ..files.headers import CheckpointError, TensorInfo
 from .directory import ModelDirectory
+from .head import head_of
 from .isolation import modules_bounded, nothing_fetched, use_plain_implementations
 from .renaming import Names
 from .split import split_weights
@@ -222,11 +225,16 @@ class StoredModel:
             weight = f"{name}.weight"
             stored = self._stored_as(name)
             same = [other for other in names_of[id(module.weight)] if other != weight]
+            shared = next(
+                (x for x in same if x.removesuffix(".weight") in self.checkpoint.packed), ""
+            )
+            if shared:  # a head whose weight is packed, which serves the embedding, too
+                stored = self.checkpoint.stored_as[shared.removesuffix(".weight")]
             linear = Linear(
                 name,
                 stored,
                 shape_of(module),
-                same[0] if same else None,
+                same[0] if same and not shared else None,
                 name in answering,
                 name in routing,
                 is_transposed(module),
@@ -235,7 +243,8 @@ class StoredModel:
             info = self.directory.tensors.get(f"{stored}.weight")
             if info is not None:
                 require_shape(name, info.shape, linear.shape_stored)
-            for packed in self.checkpoint.infos.get(name, {}).values():
+            owner = shared.removesuffix(".weight") or name
+            for packed in self.checkpoint.infos.get(owner, {}).values():
                 require_shape(name, packed.weight_shape, linear.shape)
             yield linear
 
@@ -256,6 +265,38 @@ class StoredModel:
         if stored is None and weight in self.checkpoint.stored_as:
             return f"stored as {self.checkpoint.stored_as[weight]}, and not as a weight"
         return "not in the checkpoint" if stored is None else None
+
+    def place_head(self, config: FlashSparseConfig) -> None:
+        """Gives the output head the scheme that `config.head` asks for, tied or not.
+
+        A tied head then stands for the weight of its embedding.
+
+        Raises:
+            CheckpointError: For a head that cannot be packed so.
+        """
+        if config.head is None:
+            return
+        try:
+            head = head_of(self.model, config.head)
+            config.place_head(head.name)
+        except FormatError as error:
+            raise CheckpointError(f"{self.directory.path}: {error}") from None
+        if head.embedding is None:
+            return
+        key = self.checkpoint.stored_as.get(f"{head.embedding}.weight", "")
+        if not key.endswith(".weight") or f"{head.name}.weight" in self.checkpoint.stored_as:
+            raise CheckpointError(
+                f"{self.directory.path}: layer {head.name!r}: head={config.head!r} packs the "
+                f"weight of {head.embedding!r}, to which it is tied, and the files have another "
+                "one, or the head's own. Remedy: load the model and save it again with "
+                "transformers, or leave head (--head) out"
+            )
+        stored = key.removesuffix(".weight")
+        for index, linear in enumerate(self.linears):
+            if linear.name == head.name:
+                why = None if is_linear(self.model.get_submodule(head.name)) else linear.why_dense
+                made = replace(linear, stored=stored, tied_to=None, why_dense=why)
+                self.linears[index] = made
 
     def missing(self) -> list[str]:
         """Names of linear layers that the checkpoint has in no form, not even tied to another."""

@@ -8,7 +8,7 @@ is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from ...names import DENSE
 from ...packed import FormatError, PackedWeight
 from ...roles import base_name
 from ..files.headers import CheckpointError, TensorInfo, natural
+from .head import head_of
 from .renaming import Names
 
 if TYPE_CHECKING:
@@ -176,7 +177,9 @@ class Checkpoint:
                 missing, of a wrong dtype or there twice, or is packed and no linear layer.
         """
         linears = linear_modules(model)
-        self._refuse_other_modules(model, linears)
+        head = None if config.head is None else head_of(model, config.head)
+        shared = {} if head is None or head.embedding is None else {head.embedding: head.name}
+        self._refuse_other_modules(model, {**linears, **shared})
         present = {_kind(name.removesuffix(".weight")) for name in self.dense.keys() | self.packed}
         for name in self.missing(model):
             named = name in config.layers and config.layers[name].format != DENSE
@@ -184,21 +187,30 @@ class Checkpoint:
                 raise FormatError(
                     f"layer {name!r} is not in the checkpoint, neither packed nor dense. {_REMEDY}"
                 )
-        return {
+        placed = {
             name: self._layer(name, shape_of(linear), linear.bias is not None, config)
             for name, linear in linears.items()
             if name in self.packed
         }
+        for name, own in shared.items():
+            if name in self.packed:
+                placed[name] = self._layer(name, shape_of(linears[own]), False, config, own)
+        return placed
 
     def _layer(
-        self, name: str, shape: tuple[int, int], bias: bool, config: FlashSparseConfig
+        self,
+        name: str,
+        shape: tuple[int, int],
+        bias: bool,
+        config: FlashSparseConfig,
+        *others: str,
     ) -> PackedWeight:
-        """Returns a packed layer as the header describes it."""
+        """Returns a packed layer, which may go by other names, as the header describes it."""
         if f"{name}.weight" in self.dense:
             raise FormatError(
                 f"layer {name!r} is in the checkpoint twice, packed and dense. {_REMEDY}"
             )
-        scheme = config.scheme_of(name, self.stored_as[name])
+        scheme = config.scheme_of(name, self.stored_as[name], *others)
         if scheme is None:
             raise FormatError(
                 f"layer {name!r} is packed in the checkpoint, and config.json calls it dense. "
@@ -218,7 +230,7 @@ class Checkpoint:
             raise FormatError(f"layer {name!r}: its bias is not in the checkpoint. {_REMEDY}")
         return packed
 
-    def _refuse_other_modules(self, model: nn.Module, linears: Mapping[str, nn.Module]) -> None:
+    def _refuse_other_modules(self, model: nn.Module, linears: Collection[str]) -> None:
         """Raises FormatError where something is packed that is no linear layer in the model."""
         modules = dict(model.named_modules())
         for name in self.packed:
@@ -227,7 +239,7 @@ class Checkpoint:
                     f"layer {name!r} is packed in the checkpoint, and in the model it is no "
                     f"nn.Linear but {type(modules[name]).__name__}. Is it another model's?"
                 )
-        if self.packed and not self.packed.keys() & linears.keys():
+        if self.packed and not self.packed.keys() & {*linears}:
             raise FormatError(
                 f"layer {min(self.packed)!r} is packed in the checkpoint, and neither it nor any "
                 f"other of the {len(self.packed)} packed layers is in a {type(model).__name__}. "

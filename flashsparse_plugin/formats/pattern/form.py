@@ -161,4 +161,5 @@ class PatternFormat(Format):
 
     def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-        return self.arrange(join([self.stored(part) for part in parts]), parts[0].scheme, shape)
+        stored = join([self.stored(part) for part in parts], options_of(parts[0].scheme))
+        return self.arrange(stored, parts[0].scheme, shape)

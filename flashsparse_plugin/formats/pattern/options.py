@@ -108,9 +108,14 @@ class PatternOptions(ValueOptions):
         return -(-self.kept(in_features) * self.index_bits // 8)
 
     @property
+    def keeps_all(self) -> bool:
+        """Whether every element is kept, so that positions say nothing."""
+        return self.n == self.m
+
+    @property
     def grain(self) -> tuple[int, int]:
         """Rows and columns at whose multiples a weight can be cut."""
-        return self.vector_length, self.group or self.m
+        return 1 if self.keeps_all else self.vector_length, self.group or self.m
 
     @property
     def numbers(self) -> tuple[int, int, int]:
@@ -289,10 +294,21 @@ def store_codes(codes: Tensor, scales: Tensor, options: PatternOptions) -> dict[
     """
     values, device = options.value_type, codes.device
     assert values is not None
+    if options.keeps_all:
+        kept = F.pad(codes, (0, -codes.shape[1] % options.m))
+        index = all_positions(options, *codes.shape, device)
+        return {"weight_packed": values.encode(kept), "weight_index": index, "weight_scale": scales}
     with rules():
         kept, index = ops.nm_vector_pack(where_kernels_are(codes), *options.numbers)
     packed = values.encode(kept.to(device).view(torch.float16))
     return {"weight_packed": packed, "weight_index": index.to(device), "weight_scale": scales}
+
+
+def all_positions(options: PatternOptions, rows: int, columns: int, device: torch.device) -> Tensor:
+    """weight_index of nm_vector where every element is kept."""
+    positions = torch.arange(options.kept(columns), device=device) % options.m
+    line = pack_positions(positions.to(torch.uint8)[None], options.index_bits)
+    return line.expand(options.groups(rows), -1).contiguous()
 
 
 def stored_codes(

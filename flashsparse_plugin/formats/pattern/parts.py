@@ -27,7 +27,8 @@ def cut(
         width: Columns of the whole weight.
     """
     of_rows = slice(rows.start, rows.stop)
-    groups = slice(rows.start // options.vector_length, options.groups(rows.stop))
+    first = rows.start // options.vector_length
+    groups = slice(first, first + options.groups(len(rows)))
     entries = range(columns.start // options.m * options.n, options.kept(columns.stop))
     kept, values = options.kept(width), options.value_type
     own = stored["weight_packed"][of_rows]
@@ -45,9 +46,13 @@ def cut(
     return parts
 
 
-def join(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def join(parts: Sequence[Mapping[str, Tensor]], options: PatternOptions) -> dict[str, Tensor]:
     """The tensors of weights on top of each other, all but the last of which end on the grain."""
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    if options.keeps_all:  # groups of rows that end anywhere; all have the same index
+        groups = options.groups(len(joined["weight_packed"]))
+        joined["weight_index"] = joined["weight_index"][:groups]
+    return joined
 
 
 def _cut_entries(lines: Tensor, entries: range, kept: int, bits: int) -> Tensor:

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kQuantiseThreads)
     FS_UNROLL
     for (int i = 0; i < kAtOnce; ++i) {
       const int vector = begin + i * kQuantiseThreads;
-      loaded[i] = vector < vectors ? load_readonly(from + vector) : uint4{};
+      loaded[i] = vector < vectors ? load_global(from + vector) : uint4{};
     }
     FS_UNROLL
     for (int i = 0; i < kAtOnce; ++i) {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kQuantiseThreads)
     FS_UNROLL
     for (int i = 0; i < 4; ++i) {
       const int vector = block * 4 + i;
-      to_floats<Type>(values, vector < vectors ? load_readonly(from + vector) : uint4{});
+      to_floats<Type>(values, vector < vectors ? load_global(from + vector) : uint4{});
       FS_UNROLL
       for (int k = 0; k < 8; ++k) {
         own[8 * i + k] = (kLifts ? values[k] * lift : values[k]) * inverse;

@@ -17,3 +17,9 @@ foreach(type Fp8 Int8)
   instantiate(sm_90a/wgmma_${type}_x wgmma.cuh
               "const WgmmaCompiled* compiled_codes_wgmma<${type}Codes>()")
 endforeach()
+# Experts of mixtures: those of experts_are_compiled() (experts_plan.h)
+foreach(values NativeValues Fp8Values<0> Fp8Values<128> Int8Values<0> Int4Values<32>
+        Int4Values<128>)
+  string(REGEX REPLACE "[<>]" "_" name ${values})
+  instantiate(experts_${name} experts.cuh "const ExpertsCompiled* compiled_experts<${values}>()")
+endforeach()

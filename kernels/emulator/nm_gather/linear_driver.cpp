@@ -72,7 +72,8 @@ int main(int argc, char** argv) {
         {x.get(), static_cast<size_t>(tokens * x_stride)},
         {x_scales.get(), static_cast<size_t>(has_x_scales ? tokens : 0)},
         {y.get(), static_cast<size_t>(tokens * rows)},
-        {partials.get(), static_cast<size_t>(plan.partial_floats(packed.layout, rows))}};
+        {partials.get(), static_cast<size_t>(plan.partial_floats(packed.layout, rows))},
+        {arrivals.get(), static_cast<size_t>(row_blocks)}};
     const auto kernel = bfloat16 ? kernels.bfloat16 : kernels.float16;
     simt::launch({static_cast<unsigned>(row_blocks), static_cast<unsigned>(plan.splits)},
                  plan.threads(), plan.shared_bytes(packed.layout, cols), seed,

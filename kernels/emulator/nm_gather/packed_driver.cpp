@@ -54,6 +54,9 @@ int main(int argc, char** argv) {
     arguments.y = y.get();
     const PackedCompiled& compiled = kPackedCompiled[plan.shape];
     const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
+    const simt::UsedByLastKernel used[] = {
+        {x_tiles.get(), static_cast<size_t>(x_tiles_size(packed.layout, cols, tokens))},
+        {y.get(), static_cast<size_t>(tokens * rows)}};
     simt::launch(std::min<int64_t>(plan.tiles(rows, tokens), multiprocessors), compiled.threads,
                  compiled.shared_bytes, seed, [&] { kernel(weight, arguments); });
     driver::write(y.get(), tokens * rows);

@@ -82,6 +82,11 @@ int main(int argc, char** argv) {
     // As many as run at once, or all if tiles are shared.
     int64_t blocks = plan.blocks(rows, tokens);
     if (plan.splits == 1) blocks = std::min(blocks, multiprocessors);
+    const simt::UsedByLastKernel used[] = {
+        {x_tiles.get(), static_cast<size_t>(x_tiles_size(packed.layout, cols, tokens))},
+        {y.get(), static_cast<size_t>(tokens * rows)},
+        {partials.get(), static_cast<size_t>(plan.partial_floats(rows, tokens))},
+        {arrivals.get(), static_cast<size_t>(counters)}};
     simt::launch_clusters(plan.cluster, static_cast<unsigned>(blocks), plan.threads(),
                           plan.shared_bytes(packed.layout), seed,
                           [&] { kernel(weight, arguments); });

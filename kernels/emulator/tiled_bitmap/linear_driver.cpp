@@ -102,7 +102,8 @@ int main(int argc, char** argv) {
         {codes.get(), static_cast<size_t>(is_rounded ? tokens * codes_stride : 0)},
         {x_scales.get(), static_cast<size_t>(is_rounded ? tokens : 0)},
         {y.get(), static_cast<size_t>(tokens * rows)},
-        {partials.get(), static_cast<size_t>(plan.partial_floats(rows))}};
+        {partials.get(), static_cast<size_t>(plan.partial_floats(rows))},
+        {arrivals.get(), static_cast<size_t>(plan.arrivals(rows))}};
     const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
     simt::launch(plan.blocks, plan.threads(), plan.shared_bytes(), header[6],
                  [&] { kernel(arguments, cut); });

@@ -84,6 +84,10 @@ class NMPanels(PatternFormat):
         positions[:, -1] += (beyond.cumsum(1, dtype=torch.int32) - 1) * beyond
         return stored_of(packed, positions.flatten(1).to(torch.uint8))
 
+    def row_places(self, scheme: Scheme, shape: tuple[int, int], device: torch.device) -> Tensor:
+        row = torch.arange(ROWS, dtype=torch.int32, device=device)[:, None]
+        return row + ROWS * torch.arange(shape[1], dtype=torch.int32, device=device)
+
     def unpack(self, packed: PackedWeight) -> Tensor:
         options, scales = options_of(packed.scheme), packed.tensors.get("scales")
         weight = ops.nm_panels_unpack(

@@ -79,6 +79,9 @@ class NMGather(PatternFormat):
             tensors[SCALE] = stored[SCALE]
         return PackedWeight(scheme, shape, tensors)
 
+    def row_places(self, scheme: Scheme, shape: tuple[int, int], device: torch.device) -> Tensor:
+        return self._layout(scheme, shape).row_places().to(device)
+
     def unpack(self, packed: PackedWeight) -> Tensor:
         values, index = map(packed.tensors.get, self.streams)
         return ops.nm_gather_unpack(

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ...values.dtypes import magnitudes
 from ...values.types import scale_count, spread_scales
-from ..options import PatternOptions, unpack_positions
+from ..options import PatternOptions, all_positions, unpack_positions
 from . import nibbles
 
 STEP, PAIR = 16, 32  # kept columns: the depth of one mma, and what a warp loads at a time
@@ -247,6 +247,18 @@ class Layout:
             rows, halves, entries = (6 + self.lane_order.index(d) for d in (2, 6, 8))
             view = fragments.permute(0, 3, rows, 4, 1, 2, halves, 5, entries)
         return view.reshape(-1, self.unit_rows, self.pairs * PAIR)
+
+    def row_places(self) -> Tensor:
+        """Where the elements of a unit's rows are: int32 [unit_rows, in_features], offsets in it.
+
+        For a pattern that keeps every column, whose groups all have one order.
+        """
+        places = torch.arange(self.pairs * self.pair_values, dtype=torch.int32)
+        by_entry = self.from_fragments(places.view(1, self.pairs, -1))[0]
+        _, index = self.order(all_positions(self.options, 1, self.shape[1], places.device))
+        by_column = by_entry.new_empty(self.unit_rows, self.panels * self.panel_columns)
+        by_column[:, self.columns(index)[0]] = by_entry
+        return by_column[:, : self.shape[1]].contiguous()
 
     # ---- what a file may hold -------------------------------------------------------------------
 

@@ -86,6 +86,9 @@ class NMVector(PatternFormat):
                 found.append({"n": max(1, -(-used // step)) * step, "m": m, **vectors})
         return min(found, key=lambda options: options["n"] / options["m"], default=None)
 
+    def row_places(self, scheme: Scheme, shape: tuple[int, int], device: torch.device) -> Tensor:
+        return torch.arange(shape[1], dtype=torch.int32, device=device)[None]
+
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         options = options_of(scheme)
         rows, kept, found = shape[0], options.kept(shape[1]), quantization_of(scheme)

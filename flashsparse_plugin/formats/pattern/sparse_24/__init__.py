@@ -31,6 +31,7 @@ from ..options import (
     store_codes,
     value_arguments,
 )
+from . import experts as experts
 from . import layout, reference
 from .ops import ops
 

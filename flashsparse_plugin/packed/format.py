@@ -1,83 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheme, a weight that is packed by it, and what every format must be able to do.
-
-Ground floor, one file, since the three name each other. It knows no format by name: `formats/`
-brings them.
-"""
+"""A scheme, a weight that is packed by it, and a format: one file, since they name each other."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
-from .gpu import Gpu, unpacked_seconds
-from .ops.plan import Product, choose_kernel
-from .ops.plan import plan as plan_launch
-from .ops.transforms import is_transformed, transformed_linear
-from .plan import LIBRARY, SPARSE, Implementation, Plan
-from .rules import (
+from ..ops.transforms import is_transformed, transformed_linear
+from ..plan import Plan
+from ..rules import (
     FormatError,
     TensorSpec,
     dtype_name,
     option_complaint,
-    require_cut,
     require_dense,
-    require_join,
     require_shape,
     require_tensors,
     require_version,
     rules,
 )
+from .implementations import Implementations
+from .options import Options, Quantized
+from .parts import Parts
+from .quantized import QuantizedValues
 
 # By which number torch's C++ knows a dtype: c10::ScalarType, a part of its stable ABI.
 _NUMBERS = {torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
-
-
-class Quantized(Protocol):
-    """How a scheme stores values as codes, and what they multiply; `formats.values` brings it.
-
-    Attributes:
-        values: The type of the codes, by its name.
-        group: Columns of a row that share a scale; None: all of them.
-        rounds_activations: Whether activations are rounded to codes, too.
-    """
-
-    @property
-    def values(self) -> str: ...
-    @property
-    def group(self) -> int | None: ...
-    @property
-    def rounds_activations(self) -> bool: ...
-    def round_activations(self, x: Tensor) -> Tensor: ...
-    def rounded(self, weight: Tensor, packed: PackedWeight) -> Tensor: ...
-    def linear(self, x: Tensor, scheme: Scheme, *rest: Any) -> Tensor: ...
-
-
-class Options(BaseModel):
-    """Options of a format that has none; a format with options derives its own.
-
-    Fields are typed and bounded, so that pydantic refuses what is out of bounds or unknown. The
-    values are hashable and survive JSON.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    @property
-    def quantization(self) -> Quantized | None:
-        """How values are stored as codes; None: as they are."""
-        return None
-
-    @property
-    def title(self) -> str:
-        """The options for people, in one line."""
-        return ", ".join(f"{name}={value}" for name, value in self.model_dump(mode="json").items())
 
 
 @dataclass(frozen=True)
@@ -272,7 +227,9 @@ class Reference(Protocol):
     def unpack(self, packed: PackedWeight) -> Tensor: ...
 
 
-class Format(ABC):
+class Format(
+    Implementations[Scheme], QuantizedValues[Scheme, PackedWeight], Parts[PackedWeight], ABC
+):
     """How a weight is laid out, and the ops that read that layout.
 
     A format has a storage form, which is what is on disk and in a state_dict, and per device a
@@ -295,14 +252,6 @@ class Format(ABC):
     """Whether on a CPU `transcode` refuses what `check` does, by RuntimeError or FormatError."""
     short_names: ClassVar[tuple[str, ...]] = ()
     """Examples of what `options_named` reads, for messages."""
-    planner: ClassVar[str | None] = None
-    """Whose kernels for GPUs these are, by name, where C++ plans their launches (`ops.plan`)."""
-    sparse: ClassVar[str | None] = None
-    """For people: what multiplies a packed weight on a GPU, where it may be unpacked for torch's
-    library, too. None: it has one implementation there."""
-    unpacking: ClassVar[tuple[float, float]] = (0.6, 1.0)
-    """Share of a GPU's bandwidth that unpacking reaches, over what it reads and writes, and how
-    many times as long a packed byte takes as an unpacked one."""
     reference: ClassVar[Reference]
     _only: ClassVar[Format]
 
@@ -356,27 +305,6 @@ class Format(ABC):
         """
         return weight
 
-    def pattern(self, scheme: Scheme) -> tuple[int, int, int] | None:
-        """N, M and the vector length of the pattern that a scheme keeps; None: any zeros."""
-        return None
-
-    def is_exact(self, scheme: Scheme) -> bool:
-        """Whether packing keeps every value bit for bit; else it rounds finite values to codes."""
-        return scheme.quantization is None
-
-    def rounded(self, weight: Tensor, packed: PackedWeight) -> Tensor:
-        """What a packed weight holds in the place of a dense one that it was made of, or should.
-
-        That is the weight itself, but for a scheme that is not exact: the nearest codes, by the
-        scales that there are.
-
-        Args:
-            weight: [out_features, in_features] in the dtype of the scheme.
-            packed: The packed weight.
-        """
-        found = packed.scheme.quantization
-        return weight if found is None else found.rounded(weight, packed)
-
     def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
         """Options by which the format holds a weight as it is, zeros and all; None: it knows none.
 
@@ -384,15 +312,6 @@ class Format(ABC):
             weight: [out_features, in_features].
         """
         return {}
-
-    def takes_codes(self, values: str, group: int | None) -> bool:
-        """Whether the format holds codes of a type, with scales of rows or of groups of columns.
-
-        Args:
-            values: The type: "int8".
-            group: Columns of a row that share a scale; None: all of them.
-        """
-        return False
 
     @abstractmethod
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
@@ -415,35 +334,9 @@ class Format(ABC):
             FormatError: For a weight that the scheme cannot hold; see `require_weight`.
         """
 
-    def pack_codes(self, codes: Tensor, scales: Tensor, scheme: Scheme) -> PackedWeight:
-        """Packs codes as they are, with their scales.
-
-        Args:
-            codes: [out_features, in_features], zeros included: numbers in a floating dtype that
-                holds them exactly, int8, or the bits of fp8_e4m3 in uint8.
-            scales: [out_features, groups], finite and not negative.
-            scheme: Of quantized values.
-
-        Raises:
-            FormatError: For codes that the format cannot hold or that are none of the type, or
-                scales that the scheme cannot hold.
-        """
-        raise FormatError(f"{self.name} packs no codes. Remedy: pack the weight itself")
-
     @abstractmethod
     def unpack(self, packed: PackedWeight) -> Tensor:
         """Returns the dense weight, where the packed tensors are."""
-
-    def round_activations(self, x: Tensor, scheme: Scheme) -> Tensor:
-        """The activations that a product multiplies: x, but for a scheme that rounds it first.
-
-        For self-tests and tests; `linear` takes x as it is.
-
-        Args:
-            x: [..., in_features].
-            scheme: The scheme of the weight.
-        """
-        return x if scheme.quantization is None else scheme.quantization.round_activations(x)
 
     def linear(
         self,
@@ -486,25 +379,6 @@ class Format(ABC):
         """
         raise NotImplementedError(f"{self.name} defines neither linear nor multiply")
 
-    def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
-        """Whether a device has a W8A8 kernel of this form, for activations rounded to codes.
-
-        Other kernels are given codes as 16-bit numbers, or float32 ones on a CPU.
-        """
-        return False
-
-    def multiply_codes(
-        self,
-        x: Tensor,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        plan: Plan | None,
-    ) -> Tensor:
-        """`linear` by a W8A8 kernel, which rounds x, of the dtype of the scheme, by itself."""
-        raise NotImplementedError(f"{self.name} has no W8A8 kernel")
-
     @abstractmethod
     def check(self, packed: PackedWeight) -> None:
         """Raises FormatError, or RuntimeError inside an op, with the rule that the content breaks.
@@ -544,133 +418,6 @@ class Format(ABC):
         may know a shorter way.
         """
         return target.format.pack(self.unpack(packed).to(device), target).to(device)
-
-    # ---- parts ----------------------------------------------------------------------------------
-
-    def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
-        """Where a packed weight may be cut: at multiples of so many rows, and of so many columns.
-
-        None: nowhere. Unstructured formats may be cut anywhere.
-        """
-        return 1, 1
-
-    def cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
-        """The part of a weight that covers some rows and columns, as a weight of its own.
-
-        Args:
-            packed: The whole weight.
-            rows: A range of step 1; both ends on the grain, or at the edge.
-            columns: A range of step 1; both ends on the grain, or at the edge.
-
-        Raises:
-            FormatError: For an end that is not on the grain.
-        """
-        self.require_cut(packed.scheme, packed.shape, rows, columns)
-        if (len(rows), len(columns)) == packed.shape:
-            return packed
-        return self._cut(packed, rows, columns)
-
-    def join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
-        """Puts weights of one scheme and as many columns on top of each other, in order.
-
-        Raises:
-            FormatError: For parts that differ in scheme or columns, or end off the grain.
-        """
-        if len(parts) == 1:
-            return parts[0]
-        require_join([(part.scheme, part.shape) for part in parts], self.grain(parts[0].scheme)[0])
-        return self._join(parts)
-
-    def require_cut(
-        self, scheme: Scheme, shape: tuple[int, int], rows: range, columns: range
-    ) -> None:
-        """Raises FormatError unless a weight may be cut so."""
-        require_cut(scheme, shape, self.grain(scheme), rows, columns)
-
-    def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
-        weight = self.unpack(packed)[rows.start : rows.stop, columns.start : columns.stop]
-        return self.pack(weight.contiguous(), packed.scheme)
-
-    def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
-        rows = sum(part.shape[0] for part in parts)
-        weight = torch.empty(rows, parts[0].shape[1], dtype=parts[0].dtype, device=parts[0].device)
-        for part, place in zip(parts, weight.split([p.shape[0] for p in parts]), strict=True):
-            place.copy_(self.unpack(part))
-        return self.pack(weight, parts[0].scheme)
-
-    # ---- implementations and what they cost -----------------------------------------------------
-
-    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
-        """What multiplies a weight on a GPU, in the order in which each is best as tokens grow."""
-        if self.sparse is None:
-            return {SPARSE: Implementation(None, f"the kernel of {self.name}")}
-        unpacked = Implementation(None, "torch's own linear on the unpacked weight")
-        return {SPARSE: Implementation(None, self.sparse), LIBRARY: unpacked}
-
-    def product(
-        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
-    ) -> Product:
-        """What the format's planners in C++ are asked about (`planner`)."""
-        found, pattern = scheme.quantization, self.pattern(scheme) or (0, 0, 0)
-        if found is None:
-            return Product(shape, tokens, nbytes, pattern=pattern)
-        return Product(shape, tokens, nbytes, found.values, found.group or 0, pattern)
-
-    def choose(
-        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
-    ) -> str:
-        """The implementation that the op takes on a GPU where no plan says which.
-
-        By default what the format's planner says, or else the first of `implementations`. The
-        arguments are those of `seconds`.
-        """
-        known = list(self.implementations(scheme))
-        if self.planner is None:
-            return known[0]
-        found = choose_kernel(self.planner, self.product(scheme, shape, nbytes, tokens, gpu), gpu)
-        return found if found in known else SPARSE
-
-    def seconds(
-        self,
-        implementation: str,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        nbytes: int,
-        tokens: int,
-        gpu: Gpu,
-    ) -> float:
-        """Estimated time of one product on a GPU, beside the traffic of x and y.
-
-        By default what the format's planner says of its kernels.
-
-        Args:
-            implementation: A key of `implementations`.
-            scheme: The scheme of the weight.
-            shape: (out_features, in_features).
-            nbytes: Bytes of the packed weight.
-            tokens: At least 1.
-            gpu: What the estimate knows of the device.
-
-        Raises:
-            FormatError: Where the format has no cost model.
-        """
-        if implementation == LIBRARY:
-            return self.library_seconds(scheme, shape, nbytes, tokens, gpu)
-        if self.planner is not None:
-            product = self.product(scheme, shape, nbytes, tokens, gpu)
-            with rules():
-                return plan_launch(f"{self.planner}.{implementation}", product, gpu).seconds
-        raise FormatError(
-            f"{self.name} has no cost model, so nothing can be estimated for a "
-            f"{shape[0]}x{shape[1]} weight: measure it on the GPU with `flashsparse tune`"
-        )
-
-    def library_seconds(
-        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
-    ) -> float:
-        """`seconds` of unpacking the weight for torch's own linear, and of that."""
-        size, (share, reading) = scheme.dtype.itemsize, self.unpacking
-        return unpacked_seconds(shape, nbytes, tokens, gpu, share, size, reading)
 
     # ---- what all formats ask -------------------------------------------------------------------
 

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scheme, a weight that is packed by it, and what every format must be able to do.
+
+Ground floor: it knows no format by name, `formats/` brings them.
+"""
+
+from ..rules import FormatError, TensorSpec, dtype_name, rules
+from .format import Format, PackedWeight, Reference, Scheme
+from .options import Options, Quantized
+
+__all__ = [
+    "Format",
+    "FormatError",
+    "Options",
+    "PackedWeight",
+    "Quantized",
+    "Reference",
+    "Scheme",
+    "TensorSpec",
+    "dtype_name",
+    "rules",
+]

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of what all layers of experts need around their products. Pointers are device memory;
+// nothing here synchronizes.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/experts/routing.h"
+
+namespace flashsparse::cuda {
+
+// Orders slots by expert, in blocks of `block_slots` (order.cuh).
+cudaError_t experts_order(const experts::Routing& routing, const experts::Order& order,
+                          int block_slots, cudaStream_t stream);
+
+// y [tokens, columns]: adds up the products of the slots of each token (sum.cuh). `early`: launches
+// with PDL.
+cudaError_t experts_sum(const experts::Routing& routing, int top_k, const uint16_t* products,
+                        int stride, int columns, uint16_t* y, bool bfloat16, bool early,
+                        cudaStream_t stream);
+
+}  // namespace flashsparse::cuda

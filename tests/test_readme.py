@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What README says in sentences, by the files that it comes from. Its tables are made of theirs."""
+
+import functools
+
+import _results
+import choices
+import pytest
+import torch
+from documents import ROOT
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.known_quality import PUBLISHED
+
+README = " ".join((ROOT / "README.md").read_text().split())
+H200 = "nvidia-h200"
+PDL = "traffic-llama-3-8b-patterns-enable-pdl"
+
+
+@functools.cache
+def rows(name):
+    return _results.read(_results.FOLDER / H200 / f"{name}.csv")["rows"]
+
+
+def served(name, weights, traffic, clients, figure):
+    wanted = (weights, traffic, clients)
+    (row,) = (r for r in rows(name) if (r["weights"], r["traffic"], r["clients"]) == wanted)
+    return row[figure]
+
+
+def bits(**options):
+    torch.manual_seed(0)
+    weight = torch.randn(1024, 4096).bfloat16()
+    smallest = weight.view(-1, 4).abs().topk(2, dim=1, largest=False).indices
+    weight = weight.view(-1, 4).scatter(1, smallest, 0).view(1024, 4096)
+    return fs.pack(weight, format="nm_vector", n=2, m=4, **options).nbytes * 8 / weight.numel()
+
+
+def the_first_token_is_late():
+    name = "traffic-llama-3-8b-50-zeros-codes"
+    figures = [
+        served(name, weights, "prompts", clients, "first_token_ms")
+        for clients in (1, 16, 64)
+        for weights in ("tiled_bitmap", "none")
+    ]
+    return all(ours > dense for ours, dense in zip(figures[::2], figures[1::2], strict=True))
+
+
+def prompts_gain_from_patterns_alone():
+    pattern = [
+        r["ratio"] for r in rows("nm_prompts") if (r["pattern"], r["tokens"]) == ("2:4", 2048)
+    ]
+    anywhere = [
+        r["dense_us"] / r["us"]
+        for r in rows("tiled_bitmap_prompts")
+        if r["tokens"] == 2048 and r["way"] != "int8 alone"  # which gains by its bits
+    ]
+    return min(pattern) > 1.2 and max(anywhere) < 1.02
+
+
+def models_gain_less():
+    tokens = [served(PDL, each, "decoding", 1, "tokens_per_gpu_s") for each in CLAIMED]
+    layers = choices.far_at(1, "2:4, 8-bit values")
+    return 1 < tokens[0] / tokens[2] < min(layers)
+
+
+CLAIMED = ("2of4-fp8_e4m3", "fp8", "none")
+CLAIMS = {
+    "The weights take 9 bits instead of 16, and [5 with fp8 values]": lambda: (
+        round(bits()) == 9 and round(bits(values="fp8_e4m3")) == 5
+    ),
+    "says its card": lambda: "98.4% of dense" in PUBLISHED["2:4", "16 bits"][0],
+    "**Models gain less than layers**": models_gain_less,
+    "gain from N:M patterns only": prompts_gain_from_patterns_alone,
+    "the first token takes [longer]": the_first_token_is_late,
+    "compute capability 8.0 or newer": lambda: (
+        "8.0 to 12.0" in (ROOT / "requirements" / "supported.csv").read_text()
+    ),
+    "both without PDL": lambda: (
+        "without it for dense weights and fp8"
+        in (ROOT / "docs" / "results" / "serving.md").read_text()
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", CLAIMS)
+def test_a_sentence_is_so(sentence):
+    assert README.count(sentence) == 1
+    assert CLAIMS[sentence]()
