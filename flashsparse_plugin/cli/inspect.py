@@ -88,6 +88,8 @@ def _show(found: Inspection, by_layer: bool) -> None:
     out.print(made, width=None if out.is_terminal else 140)
     out.print()
     out.print(f"Everything else (embeddings, norms, biases): {size(found.bytes_other)}")
+    if any(_sum(group, name) is None for group in groups.values() for name in sizes):
+        out.print("no: the zeros do not follow a pattern, which this format needs")
     for note in found.notes:
         out.print(Text.assemble(("Note: ", "yellow"), note))
     _show_reasons(found)

@@ -170,11 +170,18 @@ def test_inspect_json(dense):
     assert found["layers"][0]["bytes_in"]["tiled_bitmap"] < found["layers"][0]["bytes_dense"]
 
 
-def test_inspect_fits_100_columns(dense, tmp_path, monkeypatch):
-    flashsparse("convert", dense, tmp_path / "out")
-    result = flashsparse("inspect", tmp_path / "out")
-    table = result.stdout.partition("Kind")[2].partition("Everything")[0]
-    assert max(len(line.rstrip()) for line in table.splitlines()) <= 100
+def test_reports_fit_80_columns_and_say_what_comes_next(dense, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    commands = (["convert", dense, "out"], ["inspect", dense], ["inspect", "out"])
+    shown = [flashsparse(*command).stdout for command in commands]
+    for place, name in ((f"{tmp_path}/", ""), (str(dense), "MODEL")):
+        shown = [each.replace(place, name) for each in shown]
+    hint = "flashsparse generate out "  # which nothing folds: it is to be copied
+    lines = [line.rstrip() for each in shown for line in each.splitlines() if hint not in line]
+    assert max(map(len, lines)) <= 80
+    assert hint + '-p "Once upon a time" --no-chat' in shown[0] and "Serve it:" in shown[0]
+    assert "no: the zeros do not follow a pattern" in shown[1]
 
 
 def test_a_packed_model_that_is_damaged(dense, tmp_path):
