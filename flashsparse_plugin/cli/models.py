@@ -34,7 +34,7 @@ class Dtype(StrEnum):
 DTYPES = ", ".join(dtype.value for dtype in Dtype)
 
 
-_TRIAL = '-p "Once upon a time" --no-chat --repetition-penalty 1.15'
+_TRIAL = '--no-chat --repetition-penalty 1.15 \\\n            -p "Once upon a time"'
 MODEL = "or its name on the Hub: ORG/NAME or ORG/NAME@REVISION"
 """Of an argument that `model_directory` takes, for its help: which other models there are."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -66,6 +67,14 @@ def estimate_seconds(model: PreTrainedModel, windows: Tensor, training: LoRA | N
         seconds["fitted"] = 2 * a_token * (tokens + fit / weights)
         seconds["recovered"] = _OF_A_STEP * training.steps * took
     return Estimate(seconds, batch.numel(), took)
+
+
+def busy() -> str:
+    """A sentence on other programs, beside which a measured time says little; "" without any."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load < 1.5 * cores:
+        return ""
+    return f" Other programs are running (load {load:.0f} on {cores} cores): it may differ much."
 
 
 def duration(seconds: float) -> str:

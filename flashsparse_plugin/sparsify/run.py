@@ -21,7 +21,7 @@ from ..checkpoint.write.report import ConversionReport
 from ..evaluation import perplexity
 from ..loading import load_model, load_tokenizer
 from ..pruning import LeastSquares, LoRA, PruneReport, calibration_windows, few_tokens, prune
-from ..pruning.estimate import Estimate, duration, estimate_seconds
+from ..pruning.estimate import Estimate, busy, duration, estimate_seconds
 from ..text import token_stream
 from .card import write_recovered_card
 from .work import STAGES, Work
@@ -222,4 +222,5 @@ def _told(estimate: Estimate, training: LoRA | None, last: str | None, device: s
         f"{duration(seconds)}{'' if last is None else ' more'} on this "
         f"{'GPU' if device == 'cuda' else 'CPU'}. That is an estimate from a pass over "
         f"{estimate.tokens:,} tokens, which took {estimate.took:.2g} s; packing comes on top."
+        f"{busy()}"
     )

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint.prune import recovered
 from flashsparse_plugin.cli import app
-from flashsparse_plugin.pruning.estimate import duration
+from flashsparse_plugin.pruning.estimate import busy, duration
 from flashsparse_plugin.sparsify import recipe, run
 
 README = ROOT / "README.md"
@@ -202,3 +202,9 @@ def test_a_text_too_short_to_judge_by(model_dir, tmp_path):
 def test_durations(seconds, told):
     assert duration(seconds) == told
     assert duration(3600 * 2.5) == "2 h 30 min"
+
+
+@pytest.mark.parametrize(("load", "told"), [(0.4, False), (1e4, True)])
+def test_an_estimate_on_a_busy_machine_says_so(load, told, monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    assert ("Other programs are running" in busy()) == told
