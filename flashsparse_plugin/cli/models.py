@@ -39,7 +39,7 @@ MODEL = "or its name on the Hub: ORG/NAME or ORG/NAME@REVISION"
 """Of an argument that `model_directory` takes, for its help: which other models there are."""
 
 
-def try_it(folder: Path) -> str:
+def try_it(folder: Path | str) -> str:
     """A command that ends in text worth reading, of small pruned models, too.
 
     They continue a story better than they chat, and repeat themselves where the likeliest token is
