@@ -34,6 +34,7 @@ class Decode:
     lengths: Tensor | None = None
     mask: Tensor | None = None
     phi: Tensor | None = None
+    sinks: Tensor | None = None
     scale: float | None = None
     softcap: float = 0.0
     window: int = 0
@@ -55,7 +56,8 @@ class Decode:
         return attention_reference.attended(self.key, self.lengths, self.mask, self.window)
 
     def arguments(self) -> dict:
-        return {"scale": self.scale, "softcap": self.softcap, "window": self.window}
+        options = {"scale": self.scale, "softcap": self.softcap, "window": self.window}
+        return options | {"sinks": self.sinks}
 
     def exact(self) -> Tensor:
         return attention_reference.decode(
@@ -93,24 +95,24 @@ class Decode:
         else:
             cache = torch.cat([self.key.flatten(), self.value.flatten()])
             strides, offset = [self.key.contiguous().stride()[:3]] * 2, self.key.numel()
-        optional = [x for x in (self.lengths, self.mask, self.phi) if x is not None]
+        optional = (self.lengths, self.mask, self.phi, self.sinks)
         header = [
             *(sequences, kv_heads, group, head_dim, positions),
             *(int(self.query.dtype == torch.bfloat16), self.splits, self.warps, self.seed),
-            *(int(x is not None) for x in (self.lengths, self.mask, self.phi)),
+            *(int(x is not None) for x in optional),
             *(self.window, pages, table.shape[1], page_tiles, len(cache), offset),
             *strides[0], *strides[1],
         ]  # fmt: skip
         limits = (2.0 ** LOG2_LOW[self.query.dtype], 2.0**LOG2_HIGH)
         numbers = np.array([self.scale, self.softcap, *limits], dtype=np.float32)
         parts = [np.array(header, dtype=np.int64).tobytes(), numbers.tobytes()]
-        tensors = [self.query, cache, table, *optional]
+        tensors = [self.query, cache, table, *(x for x in optional if x is not None)]
         return b"".join(
             parts + [t.contiguous().view(torch.uint8).numpy().tobytes() for t in tensors]
         )
 
     def __str__(self) -> str:
-        told = {"lengths": self.lengths, "phi": self.phi, "mask": self.mask}
+        told = {"lengths": self.lengths, "phi": self.phi, "mask": self.mask, "sinks": self.sinks}
         there = [name for name, value in told.items() if value is not None]
         return (
             f"query {list(self.query.shape)}, key {list(self.key.shape)} {self.key.dtype}, {there},"

@@ -53,6 +53,10 @@ def with_phi(case: Decode, value: float = 0.0) -> Decode:
     return replace(case, phi=torch.full((case.query.shape[1],), value))
 
 
+# Far below the scores, among them, far above them.
+SINK = st.sampled_from((-torch.inf, -100.0, -2.0, 0.5, 3.0, 100.0))
+
+
 def test_every_head_dim_group_and_dtype():
     for number, (head_dim, group, dtype) in enumerate(product(HEAD_DIMS, (1, 5, 16), DTYPES)):
         case = random_decode(
@@ -86,8 +90,25 @@ def test_any_shape(data):
         page=draw(st.sampled_from((16, 32))) if paged else 0, window=draw(st.integers(0, 100)),
         softcap=draw(st.sampled_from((0.0, 3.0))), spread=draw(st.sampled_from((1.0, 100.0))),
     )  # fmt: skip
+    if draw(st.booleans()):
+        heads = st.lists(SINK, min_size=kv_heads * group, max_size=kv_heads * group)
+        case = replace(case, sinks=torch.tensor(draw(heads)))
     assert not counted(case).any()
     counted(with_phi(case))
+
+
+def test_a_sink_takes_its_share_once():
+    """In float32 or in the dtype of the cache; none at all is -inf, and NaN is not hidden."""
+    case = with_phi(random_decode(3, 2, 4, 64, 100, lengths=int32(100, 0, 7), dtype=torch.bfloat16))
+    without, _ = decode(case)
+    for sink in (-200.0, -1.0, 0.0, 5.0, 200.0):
+        sinks = torch.full((8,), sink)
+        assert not counted(replace(case, sinks=sinks)).any()
+        rounded = decode(case, sinks=sinks.bfloat16())[0]
+        assert torch.equal(rounded, decode(case, sinks=sinks)[0])
+    assert torch.equal(decode(case, sinks=torch.full((8,), -torch.inf))[0], without)
+    out, _ = decode(case, sinks=torch.tensor([torch.nan, *[0.0] * 7]))
+    assert out[0, 0].isnan().all() and out[:, 1:].isfinite().all()
 
 
 @pytest.mark.parametrize(("dtype", "rounded_terms"), [*product(DTYPES, (False, True))])
@@ -228,6 +249,9 @@ def refuse(message, op, *args, **options):
         ({"mask": torch.ones(2, 19, dtype=torch.bool)}, r"mask must be \[2, 20\]"),
         ({"phi": torch.ones(3)}, r"phi must be \[6\], one number a query head"),
         ({"phi": torch.ones(6).half()}, "phi must be float32"),
+        ({"sinks": torch.ones(3)}, r"sinks must be \[6\], one number a query head"),
+        ({"sinks": torch.ones(6).half()}, "sinks must be float32 or have the dtype of query"),
+        ({"sinks": torch.ones(12)[::2]}, "sinks must be contiguous"),
         ({"scale": 0.0}, "scale must be above 0 and finite"),
         ({"scale": float("nan")}, "scale must be above 0 and finite"),
         ({"softcap": -1.0}, "softcap must be 0"),

@@ -61,10 +61,6 @@ class DecodeBackend:
         return not quantized and super().supports_kv_cache_dtype(kv_cache_dtype)
 
     @classmethod
-    def supports_sink(cls) -> bool:
-        return False
-
-    @classmethod
     def supports_mm_prefix(cls) -> bool:
         return False
 
@@ -90,6 +86,7 @@ class Decoder:
     def __init__(self, impl: Any, window: int, phi: Tensor | None, counter: Counter | None):
         self.phi, self.counter = phi, counter
         self.options = {"scale": impl.scale, "softcap": impl.logits_soft_cap, "window": window}
+        self.options["sinks"] = impl.sinks
 
     def __call__(
         self,
@@ -160,8 +157,8 @@ class DecodeImpl:
             return f"attention of type {getattr(self.attn_type, 'value', self.attn_type)}"
         if self.alibi_slopes is not None:
             return "ALiBi"
-        if self.sinks is not None:
-            return "attention sinks"
+        if self.sinks is not None and self.sinks.dtype not in (dtype, torch.float32):
+            return f"attention sinks of {self.sinks.dtype} in a model of {dtype}"
         if self.head_size not in HEAD_DIMS or layer.head_size_v != self.head_size:
             return f"heads of {self.head_size} elements"
         if layer.kv_cache_torch_dtype != dtype:

@@ -16,28 +16,28 @@ struct DecodeOps {
       const Tensor& query, const Tensor& key, const Tensor& value,
       const std::optional<Tensor>& lengths, const std::optional<Tensor>& mask, double scale,
       const std::optional<Tensor>& phi, std::optional<double> low, std::optional<double> high,
-      double softcap, int64_t window) {
-    return with_new_out(
-        check_decode(query, key, value, lengths, mask, scale, phi, low, high, softcap, window));
+      double softcap, int64_t window, const std::optional<Tensor>& sinks) {
+    return with_new_out(check_decode(query, key, value, lengths, mask, scale, phi, low, high,
+                                     softcap, window, sinks));
   }
 
   static std::tuple<Tensor, Tensor> unified_max_paged_decode(
       const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
       const Tensor& block_table, const Tensor& lengths, double scale,
       const std::optional<Tensor>& phi, std::optional<double> low, std::optional<double> high,
-      double softcap, int64_t window) {
+      double softcap, int64_t window, const std::optional<Tensor>& sinks) {
     return with_new_out(check_paged_decode(query, key_cache, value_cache, block_table, lengths,
-                                           scale, phi, low, high, softcap, window));
+                                           scale, phi, low, high, softcap, window, sinks));
   }
 
-  static Tensor unified_max_paged_decode_out(const Tensor& query, const Tensor& key_cache,
-                                             const Tensor& value_cache, const Tensor& block_table,
-                                             const Tensor& lengths, double scale,
-                                             const std::optional<Tensor>& phi,
-                                             std::optional<double> low, std::optional<double> high,
-                                             double softcap, int64_t window, const Tensor& out) {
-    const DecodeInputs inputs = check_paged_decode(query, key_cache, value_cache, block_table,
-                                                   lengths, scale, phi, low, high, softcap, window);
+  static Tensor unified_max_paged_decode_out(
+      const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+      const Tensor& block_table, const Tensor& lengths, double scale,
+      const std::optional<Tensor>& phi, std::optional<double> low, std::optional<double> high,
+      double softcap, int64_t window, const std::optional<Tensor>& sinks, const Tensor& out) {
+    const DecodeInputs inputs =
+        check_paged_decode(query, key_cache, value_cache, block_table, lengths, scale, phi, low,
+                           high, softcap, window, sinks);
     check_out(out, inputs);
     return decode(inputs, out);
   }

@@ -20,6 +20,7 @@ struct DecodeOptions {
   double low, high;           // bounds of a part's sum of e^(score - phi)
   double softcap;
   int64_t window;
+  std::optional<Tensor> sinks;  // [heads], float32 or in the dtype of query
 };
 
 struct DecodeInputs {
@@ -93,6 +94,14 @@ inline void check_query(const Tensor& query) {
            "query must have its last dimension contiguous: pass query.contiguous()");
 }
 
+// One number for each query head.
+inline void check_of_heads(const Tensor& tensor, const char* name, const DecodeInputs& inputs) {
+  check_beside(tensor, name, inputs.query);
+  FS_CHECK(tensor.dim() == 1 && tensor.size(0) == inputs.heads, name, " must be [", inputs.heads,
+           "], one number a query head");
+  FS_CHECK(tensor.is_contiguous(), name, " must be contiguous");
+}
+
 inline void check_options(const DecodeInputs& inputs) {
   const DecodeOptions& options = inputs.options;
   FS_CHECK(std::isfinite(options.scale) && options.scale > 0,
@@ -105,19 +114,24 @@ inline void check_options(const DecodeInputs& inputs) {
   constexpr int64_t kMostPositions = 1 << 30;
   FS_CHECK(inputs.positions <= kMostPositions, "a sequence may have ", kMostPositions,
            " positions, not ", inputs.positions);
-  if (!options.phi) return;
-  check_beside(*options.phi, "phi", inputs.query);
-  FS_CHECK(options.phi->scalar_type() == ScalarType::Float, "phi must be float32");
-  FS_CHECK(options.phi->dim() == 1 && options.phi->size(0) == inputs.heads, "phi must be [",
-           inputs.heads, "], one number a query head");
-  FS_CHECK(options.phi->is_contiguous(), "phi must be contiguous");
+  if (options.phi) {
+    check_of_heads(*options.phi, "phi", inputs);
+    FS_CHECK(options.phi->scalar_type() == ScalarType::Float, "phi must be float32");
+  }
+  if (options.sinks) {
+    check_of_heads(*options.sinks, "sinks", inputs);
+    const ScalarType dtype = options.sinks->scalar_type();
+    FS_CHECK(dtype == ScalarType::Float || dtype == inputs.query.scalar_type(),
+             "sinks must be float32 or have the dtype of query");
+  }
 }
 
 inline DecodeOptions options_of(const Tensor& query, double scale, const std::optional<Tensor>& phi,
                                 std::optional<double> low, std::optional<double> high,
-                                double softcap, int64_t window) {
+                                double softcap, int64_t window,
+                                const std::optional<Tensor>& sinks) {
   const auto [from, to] = sound_sums(query.scalar_type(), low, high);
-  return {scale, phi, from, to, softcap, window};
+  return {scale, phi, from, to, softcap, window, sinks};
 }
 
 }  // namespace detail
@@ -141,7 +155,8 @@ inline DecodeInputs check_decode(const Tensor& query, const Tensor& key, const T
                                  const std::optional<Tensor>& lengths,
                                  const std::optional<Tensor>& mask, double scale,
                                  const std::optional<Tensor>& phi, std::optional<double> low,
-                                 std::optional<double> high, double softcap, int64_t window) {
+                                 std::optional<double> high, double softcap, int64_t window,
+                                 const std::optional<Tensor>& sinks) {
   detail::check_query(query);
   detail::check_cache(key, "key", query);
   detail::check_cache(value, "value", query);
@@ -166,7 +181,7 @@ inline DecodeInputs check_decode(const Tensor& query, const Tensor& key, const T
                       std::nullopt,
                       lengths,
                       mask,
-                      detail::options_of(query, scale, phi, low, high, softcap, window),
+                      detail::options_of(query, scale, phi, low, high, softcap, window, sinks),
                       query.size(0),
                       query.size(1),
                       key.size(1),
@@ -184,7 +199,8 @@ inline DecodeInputs check_decode(const Tensor& query, const Tensor& key, const T
 inline DecodeInputs check_paged_decode(const Tensor& query, const Tensor& key, const Tensor& value,
                                        const Tensor& table, const Tensor& lengths, double scale,
                                        const std::optional<Tensor>& phi, std::optional<double> low,
-                                       std::optional<double> high, double softcap, int64_t window) {
+                                       std::optional<double> high, double softcap, int64_t window,
+                                       const std::optional<Tensor>& sinks) {
   detail::check_query(query);
   detail::check_cache(key, "key_cache", query);
   detail::check_cache(value, "value_cache", query);
@@ -205,7 +221,7 @@ inline DecodeInputs check_paged_decode(const Tensor& query, const Tensor& key, c
                       table,
                       lengths,
                       std::nullopt,
-                      detail::options_of(query, scale, phi, low, high, softcap, window),
+                      detail::options_of(query, scale, phi, low, high, softcap, window, sinks),
                       query.size(0),
                       query.size(1),
                       key.size(2),

@@ -86,6 +86,9 @@ Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
   arguments.group = static_cast<int>(inputs.group());
   arguments.scaling = {inputs.options.scale, inputs.options.softcap};
   arguments.phi = inputs.options.phi ? inputs.options.phi->const_data_ptr<float>() : nullptr;
+  const std::optional<Tensor>& sinks = inputs.options.sinks;
+  arguments.sinks = sinks ? sinks->const_data_ptr() : nullptr;
+  arguments.sinks_float32 = sinks && sinks->scalar_type() == ScalarType::Float;
   arguments.low = static_cast<float>(inputs.options.low);
   arguments.high = static_cast<float>(inputs.options.high);
   arguments.out = static_cast<uint16_t*>(out.mutable_data_ptr());

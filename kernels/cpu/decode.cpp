@@ -68,7 +68,7 @@ void attend(const DecodeCall& call, int64_t sequence, int64_t kv_head) {
   }
 
   thread_local AlignedBuffer buffer;
-  float* const query = buffer.get<float>(2 * heads * call.head_dim + decode_scratch(heads));
+  float* const query = buffer.get<float>((2 * call.head_dim + 1) * heads + decode_scratch(heads));
   const int64_t first_head = kv_head * heads;
   for (int64_t head = 0; head < heads; ++head) {
     const int64_t from = sequence * call.query_sequence + (first_head + head) * call.query_head;
@@ -89,7 +89,12 @@ void attend(const DecodeCall& call, int64_t sequence, int64_t kv_head) {
   task.low = call.low;
   task.high = call.high;
   task.out = query + heads * call.head_dim;
-  task.scratch = task.out + heads * call.head_dim;
+  float* const sinks = task.out + heads * call.head_dim;
+  for (int64_t head = 0; call.sinks && head < heads; ++head) {
+    sinks[head] = load(call.sinks, first_head + head, call.sinks_dtype);
+  }
+  task.sinks = call.sinks ? sinks : nullptr;
+  task.scratch = sinks + heads;
   const int64_t out = sequence * call.kv_heads * heads + first_head;
   task.recomputed = call.recomputed + out;
   kernels().decode(task);

@@ -29,6 +29,8 @@ struct DecodeCall {
   int64_t mask_stride, window;
   float scale, softcap;  // softcap 0: none
   const float* phi;      // [kv_heads * group], or null
+  const void* sinks;     // [kv_heads * group] in sinks_dtype, or null
+  Dtype sinks_dtype;
   float low, high;
   void* out;            // [sequences, kv_heads * group, head_dim]
   int32_t* recomputed;  // [sequences, kv_heads * group]

@@ -144,6 +144,16 @@ void attend(const DecodeRow& row, bool online, Head* heads, float* keys, float* 
   }
 }
 
+// Adds a sink's term to the norm, under a reference that is not below it.
+FS_VECTOR_INLINE void add_sink(Head& head, float sink, float* sums, int head_dim) {
+  const float reference = sink > head.reference ? sink : head.reference;
+  Floats shrink, term;
+  exponential(Floats{} + (head.reference - reference), shrink);
+  exponential(Floats{} + (sink - reference), term);
+  head = {reference, head.norm * shrink[0] + term[0]};
+  for (int d = 0; d < head_dim; ++d) sums[d] *= shrink[0];
+}
+
 void decode_row(const DecodeRow& row) {
   float* const keys = row.scratch;
   float* const values = keys + kBlock * flashsparse::cpu::kMostHeadDim;
@@ -159,6 +169,7 @@ void decode_row(const DecodeRow& row) {
   }
   if (redo) attend(row, true, heads, keys, values, scores);
   for (int h = 0; h < row.heads; ++h) {
+    if (row.sinks) add_sink(heads[h], row.sinks[h], row.out + h * row.head_dim, row.head_dim);
     const float inverse = heads[h].norm == 0 ? 0 : 1 / heads[h].norm;  // no positions: zero
     for (int d = 0; d < row.head_dim; ++d) row.out[h * row.head_dim + d] *= inverse;
   }

@@ -44,6 +44,7 @@ struct DecodeRow {
   int64_t positions;
   float softcap;        // 0: none
   const float* phi;     // [heads], or null
+  const float* sinks;   // [heads] logits of nothing, which only join the norm, or null
   float low, high;      // bounds of a head's norm: outside of them it is recomputed
   float* out;           // [heads][head_dim]
   int32_t* recomputed;  // [heads]: 1 if phi was out of range, else 0

@@ -2,14 +2,14 @@
 // Runs the decode attention kernel over every case on stdin and writes the results to stdout.
 //   case    int64 sequences, kv_heads, group, head_dim, positions, bfloat16, splits, warps, seed
 //           (splits 0: as plan_decode decides for `warps` multiprocessors);
-//           int64 has_lengths, has_mask, has_phi, window, pages, table_width, page_tiles
-//           (table_width 0: no table), cached, value_offset;
+//           int64 has_lengths, has_mask, has_phi, has_sinks, window, pages, table_width,
+//           page_tiles (table_width 0: no table), cached, value_offset;
 //           int64 key strides[3], value strides[3]: page, head, position;
 //           float scale, softcap, low, high;
 //           uint16 query[sequences][heads][head_dim]; uint16 cache[cached], keys from its start
 //           and values from value_offset on; int32 table[sequences][table_width];
-//           int32 lengths[sequences]; uint8 mask[sequences][positions]; float phi[heads]: those
-//           that the case has
+//           int32 lengths[sequences]; uint8 mask[sequences][positions]; float phi[heads];
+//           float sinks[heads]: those that the case has
 //   answer  uint16 out[sequences][heads][head_dim]; int32 recomputed[sequences][heads]
 #include <climits>
 #include <cstdint>
@@ -43,11 +43,11 @@ Strides chunks(int64_t page, int64_t head, int64_t position) {
 
 int main(int argc, char** argv) {
   const driver::Counting counting(argc, argv);
-  int64_t header[24];
+  int64_t header[25];
   while (driver::read_header(header)) {
     const auto& [sequences, kv_heads, group, head_dim, positions, bfloat16, splits, warps, seed,
-                 has_lengths, has_mask, has_phi, window, pages, table_width, page_tiles, cached,
-                 value_offset, key_page, key_head, key_position, value_page, value_head,
+                 has_lengths, has_mask, has_phi, has_sinks, window, pages, table_width, page_tiles,
+                 cached, value_offset, key_page, key_head, key_position, value_page, value_head,
                  value_position] = header;
     const auto numbers = driver::read<float>(4);
     const int64_t heads = kv_heads * group;
@@ -57,6 +57,7 @@ int main(int argc, char** argv) {
     const auto lengths = driver::read<int32_t>(has_lengths ? sequences : 0);
     const auto mask = driver::read<uint8_t>(has_mask ? sequences * positions : 0);
     const auto phi = driver::read<float>(has_phi ? heads : 0);
+    const auto sinks = driver::read<float>(has_sinks ? heads : 0);
 
     const Problem problem{sequences, kv_heads, group, positions, static_cast<int>(head_dim)};
     DecodePlan plan{static_cast<int>(warps), static_cast<int>(splits)};
@@ -88,13 +89,15 @@ int main(int argc, char** argv) {
     arguments.group = static_cast<int>(group);
     arguments.scaling = {numbers[0], numbers[1]};
     arguments.phi = has_phi ? phi.get() : nullptr;
+    arguments.sinks = has_sinks ? sinks.get() : nullptr;
+    arguments.sinks_float32 = true;
     arguments.low = numbers[2];
     arguments.high = numbers[3];
     arguments.out = out.get();
     arguments.recomputed = recomputed.get();
     arguments.partials = partials.get();
     arguments.arrivals = arrivals.get();
-    const auto kernel = compiled_decode(problem, bfloat16);
+    const auto kernel = compiled_decode(problem, bfloat16, has_sinks);
     const simt::dim3 grid(plan.splits, kv_heads * problem.group_blocks(), sequences);
     simt::launch(grid, plan.warps * 32, plan.shared_bytes(problem), seed,
                  [&] { kernel(arguments); });

@@ -49,6 +49,11 @@ def some_mask(sequences: int, positions: int, seed: int = 0) -> torch.Tensor:
     return mask
 
 
+def sinks_of(case: Decode) -> torch.Tensor:
+    """From far below the scores to far above them."""
+    return torch.linspace(-30.0, 30.0, case.query.shape[1])
+
+
 def shapes() -> list[Decode]:
     """Every head dim and group, contiguous and paged in either layout, everything else by turns."""
     numbers, cases = count(), []
@@ -63,6 +68,8 @@ def shapes() -> list[Decode]:
         )  # fmt: skip
         if not case.page and number % 2:
             case = replace(case, mask=some_mask(3, 600, number))
+        if number % 2:
+            case = replace(case, sinks=sinks_of(case))
         cases.append(replace(case, phi=phi_of(case)) if number // 3 % 2 else case)
     return cases
 
@@ -75,7 +82,7 @@ def lengths() -> list[Decode]:
             9, 1, 3, 64, 1041, number, page=(0, 16)[number % 2], splits=splits,
             lengths=int32(0, 1, 15, 16, 17, 255, 256, 257, 1041),
         )  # fmt: skip
-        cases += [case, replace(case, phi=phi_of(case))]
+        cases += [case, replace(case, phi=phi_of(case), sinks=sinks_of(case))]
     return cases
 
 
@@ -96,7 +103,8 @@ def huge_scores() -> list[Decode]:
         random_decode(1, 2, 4, 64, 400, number, spread=spread, splits=2, dtype=dtype)
         for number, (dtype, spread) in enumerate(product((FLOAT16, BFLOAT16), (40.0, 150.0)))
     ]
-    return cases + [replace(case, phi=phi_of(case)) for case in cases]
+    sinks = [replace(case, sinks=sinks_of(case)) for case in cases[:2]]
+    return cases + sinks + [replace(case, phi=phi_of(case)) for case in cases + sinks]
 
 
 MATRIX = {"shapes": shapes, "lengths": lengths, "masks": masks, "huge scores": huge_scores}
@@ -256,6 +264,8 @@ def small_cases() -> list[Decode]:
             2, 1, 3, 64, 32 * 16 + 5, number, seed=seed, page=page, splits=2, warps=2,
             lengths=int32(32 * 16 + 5, 19),
         )  # fmt: skip
+        if number % 3 == 0:
+            case = replace(case, sinks=sinks_of(case))
         cases.append(replace(case, phi=phi_of(case, (0.0, 90.0)[number % 2])))
     return cases
 

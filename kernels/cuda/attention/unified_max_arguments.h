@@ -52,6 +52,11 @@ struct DecodeArguments {
   int32_t* recomputed;  // [sequences, kv_heads * group]: parts that warps recomputed
   float* partials;      // DecodePlan::partial_floats() of any content, 16-byte aligned
   uint32_t* arrivals;   // [sequences * gridDim.y], all zero before and after
+
+  // [kv_heads * group], scores that join the norm and have no value: float32, or in the dtype of
+  // query. Only for a kernel that takes sinks.
+  const void* sinks;
+  bool sinks_float32;
 };
 
 }  // namespace flashsparse::unified_max

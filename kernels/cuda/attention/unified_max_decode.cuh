@@ -39,7 +39,7 @@ namespace flashsparse::unified_max {
 
 // Launch with a grid of (splits, kv_heads * Problem::group_blocks(), sequences), at most kMaxWarps
 // whole warps, and ring_bytes for each warp.
-template <class Type, int kHeadDim, int kHeadTiles>
+template <class Type, int kHeadDim, int kHeadTiles, bool kSinks>
 class DecodeBlock {
  public:
   __device__ __forceinline__ DecodeBlock(const DecodeArguments& a, uint32_t shared)
@@ -350,7 +350,8 @@ class DecodeBlock {
     }
   }
 
-  __device__ __forceinline__ void store_result(int head, int quad, const Joined& joined) const {
+  __device__ __forceinline__ void store_result(int head, int quad, Joined joined) const {
+    if constexpr (kSinks) joined = joined.with_sink(sink_of(first_head_ + head));
     const int64_t row =
         static_cast<int64_t>(sequence_) * a_.kv_heads * a_.group + first_head_ + head;
     const float inverse = joined.norm == 0 ? 0.0f : 1.0f / joined.norm;  // no positions: zero
@@ -359,6 +360,12 @@ class DecodeBlock {
                  make_uint2(from_floats<Type>(sums.x * inverse, sums.y * inverse),
                             from_floats<Type>(sums.z * inverse, sums.w * inverse)));
     if (quad == 0) store_global(a_.recomputed + row, static_cast<int32_t>(joined.redone));
+  }
+
+  // In units of references. It joins a row's result and none of its parts, so it counts once.
+  __device__ __forceinline__ float sink_of(int head) const {
+    if (a_.sinks_float32) return load_readonly(static_cast<const float*>(a_.sinks) + head) * kLog2e;
+    return to_float<Type>(load_readonly(static_cast<const uint16_t*>(a_.sinks) + head)) * kLog2e;
   }
 
   const DecodeArguments& a_;
