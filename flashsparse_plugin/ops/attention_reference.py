@@ -37,10 +37,11 @@ def scores(
     scale: float,
     softcap: float = 0.0,
     window: int = 0,
+    key_scale: Tensor | None = None,
 ) -> Tensor:
     """Inputs of the softmax, float64 [sequences, heads, positions]; -inf where not attended to."""
     allowed = attended(key, lengths, mask, window)[:, None, :]
-    raw = _products(query.double(), _known(key, allowed)) * scale
+    raw = _products(query.double(), _known(key, allowed, key_scale)) * scale
     if softcap > 0:
         raw = softcap * torch.tanh(raw / softcap)
     return raw.masked_fill(~allowed, -torch.inf)
@@ -57,6 +58,8 @@ def decode(
     softcap: float = 0.0,
     window: int = 0,
     sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
 ) -> Tensor:
     """softmax(scores) @ value in float64 [sequences, heads, head_dim], zero without positions.
 
@@ -71,10 +74,13 @@ def decode(
         window: If above 0, only this many positions before the length are attended to.
         sinks: [heads], a score of each head that belongs to no position and has no value: it takes
             its share of the softmax. Or None.
+        key_scale: One number or [kv_heads], by which keys are multiplied, such as codes; or None.
+        value_scale: The same of values.
     """
-    inputs = scores(query, key, lengths, mask, scale=scale, softcap=softcap, window=window)
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+    inputs = scores(query, key, lengths, mask, **options, key_scale=key_scale)
     allowed = attended(key, lengths, mask, window)[:, None, :]
-    return _weighted(_softmax(inputs, sinks), _known(value, allowed))
+    return _weighted(_softmax(inputs, sinks), _known(value, allowed, value_scale))
 
 
 def error_bound(
@@ -88,6 +94,8 @@ def error_bound(
     softcap: float = 0.0,
     window: int = 0,
     sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
     rounded_terms: bool,
     low: float = 1.0,
 ) -> Tensor:
@@ -106,12 +114,13 @@ def error_bound(
     """
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
     allowed = attended(key, lengths, mask, window)[:, None, :]
+    options["key_scale"] = key_scale
     weights = _softmax(scores(query, key, lengths, mask, **options), sinks)
-    exact = decode(query, key, value, lengths, mask, **options, sinks=sinks)
-    values = _known(value, allowed)
+    values, keys = _known(value, allowed, value_scale), _known(key, allowed, key_scale)
+    exact = _weighted(weights, values)
     typical = _weighted(weights, values.abs())
 
-    sizes = _products(query.double().abs(), _known(key, allowed).abs()) * scale
+    sizes = _products(query.double().abs(), keys.abs()) * scale
     score_error = (query.shape[-1] + 16) * 2.0**-24 * sizes + softcap * 2.0**-21 + 2.0**-20
     # The largest of a row, since an error of one term changes the sum that divides all terms.
     largest = score_error.masked_fill(~allowed, 0.0).amax(-1, keepdim=True)
@@ -135,9 +144,10 @@ def error_bound(
     return bound + exact.abs() * finfo.eps / 2 + max(finfo.tiny * finfo.eps, 1e-37)
 
 
-def _known(cache: Tensor, allowed: Tensor) -> Tensor:
+def _known(cache: Tensor, allowed: Tensor, scale: Tensor | None = None) -> Tensor:
     """The tensor in float64, zero at positions that are not attended to and may hold NaN."""
-    return torch.where(allowed[..., None], cache.double(), 0.0)
+    known = torch.where(allowed[..., None], cache.double(), 0.0)
+    return known if scale is None else known * scale.double().view(-1, 1, 1)
 
 
 def _products(query: Tensor, key: Tensor) -> Tensor:

@@ -37,8 +37,10 @@ struct LinearKernels {
 
 // The query heads of one kv head, and the cached rows that they attend to (cpu/decode_row.h).
 struct DecodeRow {
-  int heads, head_dim;                      // head_dim: a multiple of 16, kMostHeadDim at most
-  Dtype dtype;                              // of keys and values
+  int heads, head_dim;  // head_dim: a multiple of 16, kMostHeadDim at most
+  Dtype dtype;          // of keys and values, if they are not e4m3 codes
+  bool codes;
+  float value_scale;                        // of the result
   const float* query;                       // [heads][head_dim], times the scale of scores
   const void *const *keys, *const *values;  // [positions] rows of head_dim
   int64_t positions;

@@ -31,7 +31,7 @@ struct DecodeArguments {
   // Position p of a sequence is in its page p / (16 * page_tiles), whose number is in `table`.
   // Without a table a sequence is one page, with the number of the sequence. Rows are 16-byte
   // aligned.
-  const uint16_t *key, *value;
+  const void *key, *value;
   Strides key_strides, value_strides;
   const int32_t* table;  // rows are table_stride apart; or null
   int table_stride;
@@ -57,6 +57,11 @@ struct DecodeArguments {
   // query. Only for a kernel that takes sinks.
   const void* sinks;
   bool sinks_float32;
+
+  // What codes are multiplied by: of kv head h at h * scales_of_heads, which is 1 or 0. Only for a
+  // kernel of codes; null: 1.
+  const float *key_scale, *value_scale;
+  int key_scales_of_heads, value_scales_of_heads;
 };
 
 }  // namespace flashsparse::unified_max
