@@ -34,8 +34,8 @@ _ATTENTION_HELP = (
     "with phi if the model was calibrated (`flashsparse calibrate`), else with the online "
     "softmax; prompts go through vLLM's own attention. The same as --attention-backend CUSTOM. "
     "default: vLLM's own attention for everything. Without this option it is unified_max where "
-    "that was measured (GPUs of compute capability 9.0, bfloat16, heads of 128 elements), which one "
-    "line of the log says, and vLLM's own everywhere else."
+    "that was measured (GPUs of compute capability 9.0, bfloat16, heads of 128 elements), which "
+    "one line of the log says, and vLLM's own everywhere else."
 )
 
 
