@@ -193,7 +193,7 @@ SAMPLES = {
     "plan": [("sparse_24.many", *PRODUCT), ("tiled_bitmap.sparse", *PRODUCT)],
     "candidates": [("dense.flat_gemm", *PRODUCT)],
 }
-DECODE = {"scale": 0.125, "phi": torch.zeros(6)}
+DECODE = {"scale": 0.125, "phi": torch.zeros(6), "sinks": torch.ones(6)}
 OPTIONS = {
     "unified_max_decode": DECODE,
     "unified_max_paged_decode": DECODE,

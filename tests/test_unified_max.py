@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 import torch
-from emulated_decode import Decode, random_decode, require_exact
+from emulated_decode import Decode, fp8, random_decode, require_exact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_capabilities import supported_capabilities
@@ -53,6 +53,10 @@ def with_phi(case: Decode, value: float = 0.0) -> Decode:
     return replace(case, phi=torch.full((case.query.shape[1],), value))
 
 
+# Far below the scores, among them, far above them.
+SINK = st.sampled_from((-torch.inf, -100.0, -2.0, 0.5, 3.0, 100.0))
+
+
 def test_every_head_dim_group_and_dtype():
     for number, (head_dim, group, dtype) in enumerate(product(HEAD_DIMS, (1, 5, 16), DTYPES)):
         case = random_decode(
@@ -61,6 +65,8 @@ def test_every_head_dim_group_and_dtype():
             softcap=(0.0, 2.5)[number // 3 % 2],
         )  # fmt: skip
         assert not counted(case).any() and not counted(with_phi(case)).any()
+        if number % 2:
+            assert not counted(fp8(case)).any() and not counted(with_phi(fp8(case))).any()
 
 
 @settings(max_examples=60)
@@ -86,8 +92,61 @@ def test_any_shape(data):
         page=draw(st.sampled_from((16, 32))) if paged else 0, window=draw(st.integers(0, 100)),
         softcap=draw(st.sampled_from((0.0, 3.0))), spread=draw(st.sampled_from((1.0, 100.0))),
     )  # fmt: skip
+    if draw(st.booleans()):
+        heads = st.lists(SINK, min_size=kv_heads * group, max_size=kv_heads * group)
+        case = replace(case, sinks=torch.tensor(draw(heads)))
+    if draw(st.booleans()):
+        case = fp8(case)
     assert not counted(case).any()
     counted(with_phi(case))
+
+
+def test_a_sink_takes_its_share_once():
+    """In float32 or in the dtype of the cache; none at all is -inf, and NaN is not hidden."""
+    case = with_phi(random_decode(3, 2, 4, 64, 100, lengths=int32(100, 0, 7), dtype=torch.bfloat16))
+    without, _ = decode(case)
+    for sink in (-200.0, -1.0, 0.0, 5.0, 200.0):
+        sinks = torch.full((8,), sink)
+        assert not counted(replace(case, sinks=sinks)).any()
+        rounded = decode(case, sinks=sinks.bfloat16())[0]
+        assert torch.equal(rounded, decode(case, sinks=sinks)[0])
+    assert torch.equal(decode(case, sinks=torch.full((8,), -torch.inf))[0], without)
+    out, _ = decode(case, sinks=torch.tensor([torch.nan, *[0.0] * 7]))
+    assert out[0, 0].isnan().all() and out[:, 1:].isfinite().all()
+
+
+def test_a_scale_of_all_heads_or_of_each():
+    case = fp8(random_decode(2, 2, 3, 64, 100, dtype=torch.bfloat16))
+    one = {"key_scale": torch.tensor(0.03), "value_scale": torch.tensor([0.2])}
+    each = {name: scale.expand(2).contiguous() for name, scale in one.items()}
+    assert torch.equal(decode(case, **one)[0], decode(case, **each)[0])
+    require_exact(replace(case, **each), decode(case, **one)[0], rounded_terms=False)
+    ones = {name: torch.ones(2) for name in one}
+    none = dict.fromkeys(one)
+    assert torch.equal(decode(case, **none)[0], decode(case, **ones)[0])
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_codes_in_graphs(page):
+    """All of opcheck but what compares inputs, which torch cannot do with codes."""
+    case = fp8(random_decode(2, 2, 3, 64, 40, page=page))
+    op, inputs = ops.unified_max_decode.default, (case.key, case.value, case.lengths)
+    if page:
+        op, inputs = ops.unified_max_paged_decode.default, (*case.cache(), case.lengths)
+    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(op, (case.query, *inputs), case.arguments(), test_utils=checks)
+
+
+def test_every_code_but_nan_is_its_value():
+    """Values of one position each: 254 codes, both signs of zero and subnormal ones included."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = codes[(codes & 0x7F) != 0x7F].view(torch.float8_e4m3fn)
+    value = torch.zeros(4, 1, 1, 64, dtype=torch.float8_e4m3fn)
+    value.view(torch.uint8).flatten()[:254] = codes.view(torch.uint8)
+    for dtype in DTYPES:
+        query = torch.ones(4, 1, 64, dtype=dtype)
+        out, _ = ops.unified_max_decode(query, value, value, scale=1e-3)
+        assert torch.equal(out.flatten()[:254].float(), codes.float())
 
 
 @pytest.mark.parametrize(("dtype", "rounded_terms"), [*product(DTYPES, (False, True))])
@@ -196,6 +255,7 @@ def test_infinity_and_nan_are_not_hidden():
 
 QUERY, CACHE = torch.ones(2, 6, 64), torch.ones(2, 3, 20, 64)
 PAGES, TABLE, LENGTHS = torch.ones(4, 16, 3, 64), torch.zeros(2, 2, dtype=torch.int32), int32(9, 32)
+CODES = dict.fromkeys(("key", "value"), CACHE.to(torch.float8_e4m3fn))
 
 
 def refuse(message, op, *args, **options):
@@ -228,6 +288,14 @@ def refuse(message, op, *args, **options):
         ({"mask": torch.ones(2, 19, dtype=torch.bool)}, r"mask must be \[2, 20\]"),
         ({"phi": torch.ones(3)}, r"phi must be \[6\], one number a query head"),
         ({"phi": torch.ones(6).half()}, "phi must be float32"),
+        ({"key": CACHE.to(torch.float8_e4m3fn)}, "keys and values must have one dtype"),
+        ({"key_scale": torch.ones(1)}, "key_scale is for keys and values in float8_e4m3fn"),
+        ({**CODES, "key_scale": torch.ones(2)}, r"key_scale must be one number, or \[3\]"),
+        ({**CODES, "value_scale": torch.ones(3).half()}, "value_scale must be float32"),
+        ({**CODES, "value_scale": torch.ones(6)[::2]}, "value_scale must be contiguous"),
+        ({"sinks": torch.ones(3)}, r"sinks must be \[6\], one number a query head"),
+        ({"sinks": torch.ones(6).half()}, "sinks must be float32 or have the dtype of query"),
+        ({"sinks": torch.ones(12)[::2]}, "sinks must be contiguous"),
         ({"scale": 0.0}, "scale must be above 0 and finite"),
         ({"scale": float("nan")}, "scale must be above 0 and finite"),
         ({"softcap": -1.0}, "softcap must be 0"),

@@ -54,7 +54,7 @@ def triton_attention(
 
 def flashinfer_attention(
     heads: int, kv_heads: int, head_dim: int, table: Tensor, page: int, dtype: torch.dtype,
-    scale: float,
+    stored: torch.dtype, scale: float,
 ) -> Iterator[Callable]:  # fmt: skip
     """FlashInfer's decode over a paged cache, on CUDA cores and on tensor cores; none without it.
 
@@ -64,7 +64,8 @@ def flashinfer_attention(
         head_dim: Of both.
         table: Pages of each sequence, all of them full, int32 [sequences, pages].
         page: Positions of a page.
-        dtype: Of query and cache.
+        dtype: Of the query.
+        stored: Of the cache.
         scale: Of scores.
     """
     try:
@@ -87,7 +88,7 @@ def flashinfer_attention(
         )
         sizes = (heads, kv_heads, head_dim, page)
         wrapper.plan(
-            ends, table.flatten(), last, *sizes, q_data_type=dtype, kv_data_type=dtype,
+            ends, table.flatten(), last, *sizes, q_data_type=dtype, kv_data_type=stored,
             sm_scale=scale,
         )  # fmt: skip
         yield wrapper.run

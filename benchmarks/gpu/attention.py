@@ -4,13 +4,16 @@
     python benchmarks/gpu/attention.py                checks and times, in 6 minutes at most
     python benchmarks/gpu/attention.py --check        every way to call it, against float64
     python benchmarks/gpu/attention.py --speed        1 to 64 sequences of 1k to 32k positions
+    python benchmarks/gpu/attention.py --cache fp8    the same over an fp8 cache, checks first
+    python benchmarks/gpu/attention.py --sinks        the same with sinks, as gpt-oss has them
     python benchmarks/gpu/attention.py --device cpu   a toy run that shows that this program works
 
 The op, without phi and with one that fits, is compared with torch's scaled_dot_product_attention
 and, over the same pages as our paged op, with FlashInfer and with vLLM's FlashAttention 3 and its
 Triton kernel, where these are installed (--rivals picks some). All read cold keys and values, from
-CUDA graphs. Results are saved after each point; when the --minutes are over, the rest is left out
-with a message. The card's clocks are never set.
+CUDA graphs. Over an fp8 cache FlashAttention 3 gets its query in fp8, too, as in vLLM. Results are
+saved after each point; when the --minutes are over, the rest is left out with a message. The card's
+clocks are never set.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -49,6 +52,8 @@ CHECK_SECONDS = 120  # if both parts are requested
 PAGE = 16
 RIVALS = ("fa3", "flashinfer", "triton")  # over the same pages
 SAME = 0.02  # of the norm of a result, that rounding to bfloat16 may move
+SAME_FP8 = 0.08  # that rounding queries and terms to fp8 may move
+FP8, NAN_CODE = torch.float8_e4m3fn, 0x7F
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,9 @@ class Shape:
         return f"{self.kv_heads * self.group}/{self.kv_heads} x {self.head_dim}"
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return 4 * self.sequences * self.kv_heads * self.positions * self.head_dim
+    def elements(self) -> int:
+        """Of keys and values."""
+        return 2 * self.sequences * self.kv_heads * self.positions * self.head_dim
 
     def __str__(self) -> str:
         return f"{self.sequences} of {self.positions}, heads {self.heads}"
@@ -102,16 +107,27 @@ class Case:
     window: int = 0
     softcap: float = 0.0
     spread: float = 1.0  # approximate standard deviation of scores
+    codes: bool = False  # an fp8 cache
+    sinks: bool = False
 
     def __str__(self) -> str:
         told = [str(self.shape), str(self.dtype).removeprefix("torch.")]
         told += ["pages" + " NHD" * self.nhd] * self.paged + ["masked"] * self.masked
+        told += ["fp8"] * self.codes + ["sinks"] * self.sinks
         told += [f"{name} {getattr(self, name):g}" for name in ("window", "softcap", "spread")]
         return ", ".join(told)
 
 
-def cases(small: bool) -> Iterator[Case]:
-    """Every head dim, group and layout, the most informative first; `small` has two groups."""
+def cases(small: bool, codes: bool = False, sinks: bool = False) -> Iterator[Case]:
+    """Every head dim, group and layout, the most informative first; `small` has two groups.
+
+    With `codes` or `sinks` all have these, else some do.
+    """
+    for number, case in enumerate(_cases(small)):
+        yield replace(case, codes=codes or number % 5 == 1, sinks=sinks or number % 4 == 2)
+
+
+def _cases(small: bool) -> Iterator[Case]:
     dims, groups = (64, 80, 96, 128, 256), (1, 8) if small else (1, 4, 8, 12, 16)
     lengths = (40, 300) if small else (17, 300, 3000, 20000)
     for positions, head_dim, group in itertools.product(lengths, dims, groups):
@@ -155,9 +171,18 @@ class AttentionChecker(Checker):
         if case.masked:
             mask = self._random((shape.sequences, shape.positions)) < 1
             mask[0, : shape.positions // 2] = False
-        options = {"scale": scale, "softcap": case.softcap, "window": case.window}
+        options: dict[str, Any] = {"softcap": case.softcap, "window": case.window, "scale": scale}
+        if case.sinks:
+            options["sinks"] = self._random((heads,)) * 4
+        if case.codes:
+            options |= {
+                name: self._random((shape.kv_heads,)).abs() + 0.1
+                for name in ("key_scale", "value_scale")
+            }
         unseen = ~attention_reference.attended(key, lengths, mask, case.window)[:, None, :, None]
         key, value = key.masked_fill(unseen, torch.nan), value.masked_fill(unseen, torch.nan)
+        if case.codes:
+            key, value = key.to(FP8), value.to(FP8)
         inputs = (query, key, value, lengths, mask)
         exact = attention_reference.decode(*inputs, **options)
         call = self._call(case, *inputs, **options)
@@ -184,7 +209,7 @@ class AttentionChecker(Checker):
 
     def _call(
         self, case: Case, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor,
-        mask: Tensor | None, **options: float,
+        mask: Tensor | None, **options: Any,
     ) -> Callable[..., tuple[Tensor, Tensor]]:  # fmt: skip
         if case.paged:
             cache = paged(key, value, case.nhd)
@@ -206,7 +231,11 @@ def paged(key: Tensor, value: Tensor, nhd: bool = False) -> tuple[Tensor, Tensor
     """Key and value as views of a cache in vLLM's layout, in shuffled pages, and the table."""
     sequences, kv_heads, positions, head_dim = key.shape
     count = -(-positions // PAGE)
-    both = F.pad(torch.cat([key, value], -1), (0, 0, 0, count * PAGE - positions), value=torch.nan)
+    dtype = key.dtype
+    if dtype == FP8:  # torch moves and fills bytes, but not these
+        key, value = key.view(torch.uint8), value.view(torch.uint8)
+    nothing = NAN_CODE if dtype == FP8 else torch.nan
+    both = F.pad(torch.cat([key, value], -1), (0, 0, 0, count * PAGE - positions), value=nothing)
     pages = both.unflatten(2, (count, PAGE)).transpose(1, 2).flatten(0, 1)
     if nhd:
         pages = pages.transpose(1, 2).contiguous().transpose(1, 2)
@@ -214,12 +243,12 @@ def paged(key: Tensor, value: Tensor, nhd: bool = False) -> tuple[Tensor, Tensor
     cache = torch.empty_like(pages)
     cache[order] = pages
     table = order.view(sequences, count).int()
-    return *cache.transpose(1, 2).split(head_dim, -1), table
+    return *cache.view(dtype).transpose(1, 2).split(head_dim, -1), table
 
 
 def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
     checks = AttentionChecker(device, device, graphs=True)
-    todo = cases(device.type == "cpu")
+    todo = cases(device.type == "cpu", arguments.cache == "fp8", arguments.sinks)
     return reported(lambda: checks.run(todo, budget), arguments.out / "attention_check.txt")
 
 
@@ -236,15 +265,27 @@ class Point:
         device: torch.device,
         stopwatch: Stopwatch,
         rivals: Sequence[str],
+        codes: bool = False,
+        sinks: bool = False,
     ):
         self._shape, self._device, self._stopwatch = shape, device, stopwatch
-        self._rivals = rivals
+        self._rivals, self._codes = rivals, codes
         generator = torch.Generator(device).manual_seed(0)
         self._random = partial(torch.randn, generator=generator, device=device, dtype=dtype)
         heads, self._scale = shape.kv_heads * shape.group, shape.head_dim**-0.5
         self._query = self._random(shape.sequences, heads, shape.head_dim)
         self._lengths = torch.full((shape.sequences,), shape.positions, device=device).int()
         self._phi = torch.zeros(heads, device=device)
+        # In the dtype of the model, as in gpt-oss.
+        self._sinks = self._random(heads) if sinks else None
+        self._options: dict[str, Any] = {"scale": self._scale, "sinks": self._sinks}
+        if codes:
+            ones = torch.ones(shape.kv_heads, device=device)
+            self._options |= {"key_scale": ones, "value_scale": ones}
+
+    @property
+    def _bytes(self) -> int:
+        return self._shape.elements * (1 if self._codes else 2)
 
     def time(self) -> Row:
         shape = self._shape
@@ -252,29 +293,37 @@ class Point:
         return row | self._contiguous() | self._paged()
 
     def _contiguous(self) -> Row:
-        shape, query, scale = self._shape, self._query, self._scale
+        shape, query = self._shape, self._query
         size = (shape.sequences, shape.kv_heads, shape.positions, shape.head_dim)
-        caches = self._rotation(lambda: (self._random(*size), self._random(*size)))
-        online = partial(ops.unified_max_decode, lengths=self._lengths, scale=scale)
+        caches = self._rotation(lambda: (self._stored(*size), self._stored(*size)))
+        online = partial(ops.unified_max_decode, lengths=self._lengths, **self._options)
         unified = partial(online, phi=self._phi)
         sdpa = partial(F.scaled_dot_product_attention, enable_gqa=True)
-        return {
+        row: Row = {
             "online_us": self._time(lambda: online(query, *caches()), caches),
             "phi_us": self._time(lambda: unified(query, *caches()), caches),
-            "sdpa_us": self._time(lambda: sdpa(query[:, :, None], *caches()), caches),
-            "recomputed": int(unified(query, *caches())[1].sum()),
         }
+        if not self._codes and self._sinks is None:
+            row["sdpa_us"] = self._time(lambda: sdpa(query[:, :, None], *caches()), caches)
+        return row | {"recomputed": int(unified(query, *caches())[1].sum())}
+
+    def _stored(self, *size: int) -> Tensor:
+        return self._random(*size).to(FP8) if self._codes else self._random(*size)
 
     def _paged(self) -> Row:
         """Times the op and, with vLLM, FlashAttention and Triton over a cache in vLLM's layout."""
         shape, query, scale = self._shape, self._query, self._scale
+        codes, sinks = self._codes, self._sinks
         count = -(-shape.positions // PAGE)
         size = (shape.sequences * count, PAGE, shape.kv_heads, 2 * shape.head_dim)
-        caches = self._rotation(lambda: self._random(*size).split(shape.head_dim, -1))
+        caches = self._rotation(lambda: self._stored(*size).split(shape.head_dim, -1))
         order = torch.randperm(shape.sequences * count, device=self._device)
         table = order.view(shape.sequences, count).int()
         online = partial(
-            ops.unified_max_paged_decode, block_table=table, lengths=self._lengths, scale=scale
+            ops.unified_max_paged_decode,
+            block_table=table,
+            lengths=self._lengths,
+            **self._options,
         )
         row = {"paged_us": self._time(lambda: online(query, *caches()), caches)}
         fa3 = flash_attention() if "fa3" in self._rivals else None
@@ -289,10 +338,18 @@ class Point:
                 causal=True,
                 block_table=table,
                 out=torch.empty_like(query),
+                s_aux=sinks,
             )
-            row["fa3_us"] = self._time(lambda: fa3(query, *caches()), caches)
+            given = query.to(FP8) if codes else query
+            if codes:
+                ones = torch.ones(shape.sequences, shape.kv_heads, device=self._device)
+                fa3 = partial(fa3, **{f"{name}_descale": ones for name in "qkv"})
+            _require_same(
+                fa3(given, *caches()), online(query, *caches())[0], SAME_FP8 if codes else SAME
+            )
+            row["fa3_us"] = self._time(lambda: fa3(given, *caches()), caches)
         triton = None
-        if "triton" in self._rivals:
+        if "triton" in self._rivals and not codes and sinks is None:
             heads = query.shape[1]
             triton = triton_attention(
                 shape.sequences, heads, shape.kv_heads, shape.head_dim, self._device
@@ -307,7 +364,7 @@ class Point:
                 out=torch.empty_like(query),
             )
             row["triton_us"] = self._time(lambda: triton(query, *caches()), caches)
-        if "flashinfer" in self._rivals:
+        if "flashinfer" in self._rivals and sinks is None:  # its decode has none
             row |= self._flashinfer(table, caches, lambda both: online(query, *both)[0])
         return row
 
@@ -319,7 +376,8 @@ class Point:
         sizes = (query.shape[1], shape.kv_heads, shape.head_dim)
         out, both = torch.empty_like(query), caches()
         try:
-            for run in flashinfer_attention(*sizes, table, PAGE, query.dtype, self._scale):
+            stored = FP8 if self._codes else query.dtype
+            for run in flashinfer_attention(*sizes, table, PAGE, query.dtype, stored, self._scale):
                 call = partial(run, query, out=out)
                 _require_same(call(both), ours(both))
                 found.append(self._time(lambda call=call: call(caches()), caches))
@@ -330,16 +388,16 @@ class Point:
         return {"flashinfer_us": min(found)} if found else {}
 
     def _rotation(self, make: Callable[[], Any]) -> _measure.Rotation:
-        return _measure.Rotation(make, self._shape.nbytes, cold_bytes(self._device))
+        return _measure.Rotation(make, self._bytes, cold_bytes(self._device))
 
     def _time(self, call: Callable[[], object], caches: _measure.Rotation) -> float:
         return round(self._stopwatch(call, len(caches)).microseconds, 2)
 
 
-def _require_same(found: Tensor, expected: Tensor) -> None:
+def _require_same(found: Tensor, expected: Tensor, most: float = SAME) -> None:
     """Raises ValueError where a rival computes something else, so that its time means nothing."""
     differ = float((found - expected).float().norm() / expected.float().norm())
-    if not differ <= SAME:
+    if not differ <= most:
         raise ValueError(f"its result differs from ours by {differ:.1%} of the norm")
 
 
@@ -347,7 +405,7 @@ def _fits(shape: Shape, device: torch.device) -> bool:
     """Whether there is room for two copies of keys and values, which take turns."""
     if device.type != "cuda":
         return True
-    return 2.1 * shape.nbytes < torch.cuda.get_device_properties(device).total_memory
+    return 4.2 * shape.elements < torch.cuda.get_device_properties(device).total_memory
 
 
 def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
@@ -363,11 +421,17 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
         for shape in shapes:
             if budget.left < 0:
                 return
-            row = Point(shape, DTYPES[arguments.dtype], device, stopwatch, rivals).time()
-            rows.append(row | {"bound_us": round(shape.nbytes / bandwidth * 1e6, 2)})
+            codes = arguments.cache == "fp8"
+            dtype = DTYPES[arguments.dtype]
+            point = Point(shape, dtype, device, stopwatch, rivals, codes, arguments.sinks)
+            bound = shape.elements * (1 if codes else 2) / bandwidth
+            rows.append(point.time() | {"bound_us": round(bound * 1e6, 2)})
             yield shape
 
-    save_each(measured(), rows, about, arguments.out / "attention.csv", budget, show)
+    about |= {"cache": arguments.cache} if arguments.cache else {}
+    about |= {"sinks": True} if arguments.sinks else {}
+    name = "attention" + "-fp8" * bool(arguments.cache) + "-sinks" * arguments.sinks
+    save_each(measured(), rows, about, arguments.out / f"{name}.csv", budget, show)
     if len(rows) < len(shapes):
         print(f"speed: time was over after {len(rows)} of {len(shapes)} points")
     return bool(rows)
@@ -400,6 +464,8 @@ def main() -> None:
     options = parser(__doc__, minutes=6.0, dtype="bfloat16")
     for name in ("check", "speed"):
         options.add_argument(f"--{name}", action="store_true")
+    options.add_argument("--cache", choices=("fp8",), help="e4m3 codes with a scale a kv head")
+    options.add_argument("--sinks", action="store_true", help="a sink for each head")
     options.add_argument("--rivals", nargs="*", choices=RIVALS, default=RIVALS)
     arguments = options.parse_args()
     device = device_of(arguments)

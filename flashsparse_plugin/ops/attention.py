@@ -19,7 +19,8 @@ def _(query, key, value, lengths=None, mask=None, *, scale, **options):
 
     out = softmax(scores) value over the positions p of a sequence with p < length, with
     p >= length - window where there is a window, and with mask[p] where there is a mask;
-    scores = scale * query . key, or softcap * tanh(scale * query . key / softcap). A sequence
+    scores = scale * query . key, or softcap * tanh(scale * query . key / softcap). With sinks each
+    head has a further score, which joins the sum that divides and has no value. A sequence
     without such positions gives zeros. Whatever lies at other positions, NaN included, is not used.
     No gradient; nothing waits for the device, so that a CUDA graph can hold it.
 
@@ -33,8 +34,8 @@ def _(query, key, value, lengths=None, mask=None, *, scale, **options):
     Args:
         query: float16 or bfloat16, on the CPU also float32: [sequences, heads, head_dim], the last
             dimension contiguous; head_dim 64, 80, 96, 128 or 256.
-        key: In the dtype of query, [sequences, kv_heads, positions, head_dim], any strides but the
-            last (1); on CUDA rows start on 16 bytes. heads / kv_heads query heads share one.
+        key: In the dtype of query or float8_e4m3fn, [sequences, kv_heads, positions, head_dim], any
+            strides but the last (1); on CUDA rows start on 16 bytes. heads / kv_heads query heads share one.
         value: In the shape and dtype of key; its strides may differ.
         lengths: int32 [sequences], or None: all positions. On the CPU one beyond the positions is
             an error, on CUDA it counts for as many as there are.
@@ -45,6 +46,11 @@ def _(query, key, value, lengths=None, mask=None, *, scale, **options):
         high: Natural logarithm; None: ln 2^60. A float16 term above 65504 is noticed, too.
         softcap: 0: none.
         window: Positions to look back, 0: all.
+        sinks: float32 or in the dtype of query, [heads], contiguous: a score of no position for
+            each head, as gpt-oss learns them, neither scaled nor capped; or None.
+        key_scale: float32, one number or [kv_heads], by which float8 keys are multiplied, or None.
+            Scores, and so phi, are those of the products.
+        value_scale: The same of values.
 
     Returns:
         out, [sequences, heads, head_dim] of the dtype of query, and recomputed, int32
@@ -67,7 +73,8 @@ def _(query, key_cache, value_cache, block_table, lengths, *, scale, **options):
             beyond the length are not used. On the CPU one that names no block is an error, on CUDA
             it reads some other block.
         lengths: int32 [sequences].
-        scale, phi, low, high, softcap, window: As in unified_max_decode.
+        scale, phi, low, high, softcap, window, sinks, key_scale, value_scale: As in
+            unified_max_decode.
     """
     return _decode_result(query)
 

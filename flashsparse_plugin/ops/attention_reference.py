@@ -37,10 +37,11 @@ def scores(
     scale: float,
     softcap: float = 0.0,
     window: int = 0,
+    key_scale: Tensor | None = None,
 ) -> Tensor:
     """Inputs of the softmax, float64 [sequences, heads, positions]; -inf where not attended to."""
     allowed = attended(key, lengths, mask, window)[:, None, :]
-    raw = _products(query.double(), _known(key, allowed)) * scale
+    raw = _products(query.double(), _known(key, allowed, key_scale)) * scale
     if softcap > 0:
         raw = softcap * torch.tanh(raw / softcap)
     return raw.masked_fill(~allowed, -torch.inf)
@@ -56,6 +57,9 @@ def decode(
     scale: float,
     softcap: float = 0.0,
     window: int = 0,
+    sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
 ) -> Tensor:
     """softmax(scores) @ value in float64 [sequences, heads, head_dim], zero without positions.
 
@@ -68,10 +72,15 @@ def decode(
         scale: Factor of q . k.
         softcap: If above 0, scores become softcap * tanh(score / softcap).
         window: If above 0, only this many positions before the length are attended to.
+        sinks: [heads], a score of each head that belongs to no position and has no value: it takes
+            its share of the softmax. Or None.
+        key_scale: One number or [kv_heads], by which keys are multiplied, such as codes; or None.
+        value_scale: The same of values.
     """
-    inputs = scores(query, key, lengths, mask, scale=scale, softcap=softcap, window=window)
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+    inputs = scores(query, key, lengths, mask, **options, key_scale=key_scale)
     allowed = attended(key, lengths, mask, window)[:, None, :]
-    return _weighted(_softmax(inputs), _known(value, allowed))
+    return _weighted(_softmax(inputs, sinks), _known(value, allowed, value_scale))
 
 
 def error_bound(
@@ -84,6 +93,9 @@ def error_bound(
     scale: float,
     softcap: float = 0.0,
     window: int = 0,
+    sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
     rounded_terms: bool,
     low: float = 1.0,
 ) -> Tensor:
@@ -102,15 +114,20 @@ def error_bound(
     """
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
     allowed = attended(key, lengths, mask, window)[:, None, :]
-    weights = _softmax(scores(query, key, lengths, mask, **options))
-    exact = decode(query, key, value, lengths, mask, **options)
-    values = _known(value, allowed)
+    options["key_scale"] = key_scale
+    weights = _softmax(scores(query, key, lengths, mask, **options), sinks)
+    values, keys = _known(value, allowed, value_scale), _known(key, allowed, key_scale)
+    exact = _weighted(weights, values)
     typical = _weighted(weights, values.abs())
 
-    sizes = _products(query.double().abs(), _known(key, allowed).abs()) * scale
+    sizes = _products(query.double().abs(), keys.abs()) * scale
     score_error = (query.shape[-1] + 16) * 2.0**-24 * sizes + softcap * 2.0**-21 + 2.0**-20
     # The largest of a row, since an error of one term changes the sum that divides all terms.
-    relative = 2 * score_error.masked_fill(~allowed, 0.0).amax(-1, keepdim=True).expm1()
+    largest = score_error.masked_fill(~allowed, 0.0).amax(-1, keepdim=True)
+    if sinks is not None:  # as rounded to float32, in base 2; -inf is exact
+        sizes = sinks.double().abs().nan_to_num(posinf=0.0)[:, None]
+        largest = largest.maximum(2.0**-22 * sizes + 2.0**-20)
+    relative = 2 * largest.expm1()
     count = allowed.sum(-1, keepdim=True)
     relative = relative + (8 * count**0.5 + rounded_terms * count / 16) * 2.0**-24
     bound = relative * (typical + exact.abs())
@@ -127,9 +144,10 @@ def error_bound(
     return bound + exact.abs() * finfo.eps / 2 + max(finfo.tiny * finfo.eps, 1e-37)
 
 
-def _known(cache: Tensor, allowed: Tensor) -> Tensor:
+def _known(cache: Tensor, allowed: Tensor, scale: Tensor | None = None) -> Tensor:
     """The tensor in float64, zero at positions that are not attended to and may hold NaN."""
-    return torch.where(allowed[..., None], cache.double(), 0.0)
+    known = torch.where(allowed[..., None], cache.double(), 0.0)
+    return known if scale is None else known * scale.double().view(-1, 1, 1)
 
 
 def _products(query: Tensor, key: Tensor) -> Tensor:
@@ -144,6 +162,11 @@ def _weighted(weights: Tensor, value: Tensor) -> Tensor:
     return torch.einsum("bkgt,bktd->bkgd", grouped, value).flatten(1, 2)
 
 
-def _softmax(inputs: Tensor) -> Tensor:
+def _softmax(inputs: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Of scores [sequences, heads, positions]; without the shares of sinks, if there are any."""
+    if sinks is not None:
+        column = sinks.double()[:, None].expand(*inputs.shape[:2], 1)
+        inputs = torch.cat([inputs, column], -1)
     nothing = (inputs == -torch.inf).all(-1, keepdim=True)
-    return torch.softmax(inputs.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+    shares = torch.softmax(inputs.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+    return shares if sinks is None else shares[..., :-1]

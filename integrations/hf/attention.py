@@ -4,7 +4,7 @@
 Steps with one new token a sequence use `ops.unified_max_decode`, with the layer's phi in the
 model's config or, without one, the online softmax. Prompts, training and everything else that the
 op does not support use torch's scaled_dot_product_attention, as with "sdpa", or, in models with a
-softcap, transformers' own "eager" attention.
+softcap or sinks, transformers' own "eager" attention.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ NAME = "unified_max"
 HEAD_DIMS = (64, 80, 96, 128, 256)
 _KEPT = "_unified_max_reference"  # the attribute in which a layer keeps its own
 # Options that sdpa supports and the op does not.
-_UNSUPPORTED = ("position_bias", "cache", "s_aux")
+_UNSUPPORTED = ("position_bias", "cache")
+# Models whose heads have sinks, which sdpa does not know, and whose layers are the op's otherwise.
+_WITH_SINKS = ("gpt_oss", "granite_swa", "granitemoe_swa")
 
 
 def register() -> None:
@@ -50,8 +52,8 @@ def _asking_the_model(inner: Callable[..., str]) -> Callable[..., str]:
     """Wraps transformers' check of a requested attention, which asks a model only for its own.
 
     A model with attention code of its own would ignore a registered function and misread the mask
-    that belongs to it (BLOOM), or end in a KeyError (GPT-J). One that excludes sdpa has scores that
-    neither sdpa nor our op computes (gpt-oss: sinks).
+    that belongs to it (BLOOM), or end in a KeyError (GPT-J). One that excludes sdpa has
+    another softmax, and is for us if ours is one of them: a softcap or sinks.
     """
 
     def check(self: PreTrainedModel, requested: str | None, *args: Any, **kwargs: Any) -> str:
@@ -59,9 +61,10 @@ def _asking_the_model(inner: Callable[..., str]) -> Callable[..., str]:
             raise ValueError(
                 _refusal(self, "has attention code of its own and does not use AttentionInterface")
             )
-        # Prompts go through sdpa, or through the eager attention that knows a softcap.
-        softcap = getattr(self.config, "attn_logit_softcapping", None)
-        if requested == NAME and not (self._supports_sdpa or softcap):
+        # Prompts go through sdpa, or through the eager attention that knows a softcap or sinks.
+        eager = getattr(self.config, "attn_logit_softcapping", None)
+        eager = eager or self.config.model_type in _WITH_SINKS
+        if requested == NAME and not (self._supports_sdpa or eager):
             raise ValueError(_refusal(self, "does not support sdpa, which prompts need"))
         return inner(self, requested, *args, **kwargs)
 
@@ -97,7 +100,7 @@ def attention_forward(
         attention_mask: bool [sequences, 1, new tokens, positions], or None: all positions.
         dropout: Dropout as in sdpa.
         scaling: Factor of the scores; default: head_dim ** -0.5.
-        **options: Further arguments that the model passes.
+        **options: Further arguments that the model passes: `softcap`, and `s_aux`, the sinks.
 
     Returns:
         [sequences, new tokens, heads, head_dim], and None instead of attention weights.
@@ -107,9 +110,9 @@ def attention_forward(
             made for a model of another size.
     """
     reference = _reference(module, query)
-    softcap = options.get("softcap") or 0.0
+    softcap, sinks = options.get("softcap") or 0.0, options.get("s_aux")
     if not _is_decode(query, key, value, attention_mask, dropout, options):
-        if softcap:  # sdpa would ignore it
+        if softcap or sinks is not None:  # sdpa would ignore them
             return _eager(module, query, key, value, attention_mask, dropout, scaling, softcap)
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
@@ -123,7 +126,7 @@ def attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     phi = None if reference is None else reference.phi
     out, recomputed = ops.unified_max_decode(
-        query[:, :, 0], key, value, None, mask, scale=scale, phi=phi, softcap=softcap
+        query[:, :, 0], key, value, None, mask, scale=scale, phi=phi, softcap=softcap, sinks=sinks
     )
     if reference is not None and reference.counter is not None:
         reference.counter.add(recomputed)
@@ -215,8 +218,13 @@ def _eager(
     scaling: float | None,
     softcap: float,
 ) -> tuple[Tensor, None]:
-    """Gemma 2's own attention with a softcap, which takes an additive mask."""
-    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+    """Gemma 2's own attention with a softcap or gpt-oss's with sinks: of an additive mask."""
+    options: dict[str, float] = {"softcap": softcap} if softcap else {}
+    eager_attention_forward: Callable[..., tuple[Tensor, Tensor]]
+    if softcap:
+        from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+    else:  # it takes them from the layer
+        from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
     if mask is None and query.shape[2] > 1:  # None for a plain causal mask
         mask = torch.ones(*query.shape[2:3], key.shape[2], dtype=torch.bool, device=key.device)
@@ -227,7 +235,7 @@ def _eager(
             ~mask, lowest
         )
     out, _ = eager_attention_forward(
-        module, query, key, value, mask, dropout=dropout, scaling=scaling, softcap=softcap
+        module, query, key, value, mask, dropout=dropout, scaling=scaling, **options
     )
     return out, None
 
@@ -248,6 +256,7 @@ def _is_decode(
         and query.device.type in ("cpu", "cuda")
         and query.dtype in dtypes
         and query.dtype == key.dtype == value.dtype
+        and ((sinks := options.get("s_aux")) is None or sinks.dtype in (query.dtype, torch.float32))
         and (mask is None or _fits(mask, key))
         and dropout == 0
         and not (torch.is_grad_enabled() and query.requires_grad)

@@ -8,6 +8,7 @@ every sequence has one new token: those use ops.unified_max_paged_decode.
 attention_layers.py   shared by both platforms: which batches are ours, phi, counters
 attention_cuda.py     on FlashAttention
 attention_cpu.py      on vLLM's CPU kernels
+attention_default.py  where it is the default
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import logging
 import multiprocessing
 from typing import Any
 
-from flashsparse_plugin.attention import unified_max_of
+from flashsparse_plugin.attention import UnifiedMax, unified_max_of
 from flashsparse_plugin.attention.counters import logger as counting
 
 from .settings import SettingsError
@@ -26,6 +27,7 @@ logger = logging.getLogger("vllm.flashsparse")
 
 UNIFIED_MAX, DEFAULT = "unified_max", "default"
 CHOICES = (UNIFIED_MAX, DEFAULT)  # values of --decode-attention
+OWN = "auto"  # what `default` leaves in the field of the backend: vLLM's word for its own choice
 
 
 def _path() -> str | None:
@@ -136,7 +138,7 @@ def fold_attention(attention_backend: Any, attention_config: Any, decode_attenti
                 "decode attention 'default' and attention backend CUSTOM, which is unified_max, "
                 "exclude each other. Drop one of them"
             )
-        return attention_backend
+        return attention_backend if named else OWN
     if named - {"CUSTOM"}:
         raise SettingsError(
             f"decode attention {decode_attention!r} is the attention backend CUSTOM, and backend "
@@ -156,6 +158,21 @@ def _name(backend: Any) -> str | None:
     return None if name is None or name.lower() == "auto" else name.upper()
 
 
+def check_entry(model: Any) -> UnifiedMax | None:
+    """The calibration of a model config, or None without one.
+
+    Raises:
+        CalibrationError: If it is invalid or was made for another model.
+    """
+    config = model.hf_text_config
+    entry = unified_max_of(config)
+    if entry is not None:
+        entry.require_layers(config.num_hidden_layers)
+        for number in range(len(entry.layers)):
+            entry.layer(number, config.num_attention_heads)
+    return entry
+
+
 def check_calibration(vllm_config: Any) -> None:
     """Validates phi in the front end, before any other process is started.
 
@@ -167,13 +184,9 @@ def check_calibration(vllm_config: Any) -> None:
     per_kind = getattr(attention, "backend_per_kind", None) or {}
     if _custom() not in (attention.backend, *per_kind.values()) or not _is_ours():
         return
-    config = model.hf_text_config
-    entry = unified_max_of(config)
+    entry = check_entry(model)
     if entry is None:
         return
-    entry.require_layers(config.num_hidden_layers)
-    for number in range(len(entry.layers)):
-        entry.layer(number, config.num_attention_heads)
     dtype = str(model.dtype).removeprefix("torch.")
     if not entry.holds_for(dtype) and multiprocessing.parent_process() is None:
         logger.warning(

@@ -21,7 +21,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from .attention_layers import DecodeBackend, DecodeBuilder, DecodeImpl
+from .attention_layers import FP8_CACHES, DecodeBackend, DecodeBuilder, DecodeImpl
 from .compat import cpu_layout
 
 
@@ -36,7 +36,8 @@ class CPUImpl(DecodeImpl, CPUAttentionBackendImpl):
     def pages(self, layer: Any, kv_cache: Tensor, metadata: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and block table for the op, made of copies of the blocks in use."""
         _, heads, size, both = kv_cache.shape
-        orders = element_orders(cpu_layout(self, layer), kv_cache.dtype, size, both // 2)
+        layout = cpu_layout(self, layer)
+        orders = element_orders(layout, kv_cache.dtype, size, both // 2, self.kv_cache_dtype)
         table, lengths = metadata.block_table, metadata.seq_lens
         used = torch.arange(table.shape[1]) < (lengths.unsqueeze(1) + size - 1) // size
         # In a block, the keys of each head are before its values.
@@ -44,6 +45,8 @@ class CPUImpl(DecodeImpl, CPUAttentionBackendImpl):
         keys, values = (
             in_order(stored[:, :, i], order).transpose(1, 2) for i, order in enumerate(orders)
         )
+        if self.kv_cache_dtype in FP8_CACHES:
+            keys, values = keys.view(torch.float8_e4m3fn), values.view(torch.float8_e4m3fn)
         numbers = torch.zeros_like(table)
         numbers[used] = torch.arange(len(stored), dtype=table.dtype)
         return keys, values, numbers
@@ -69,7 +72,9 @@ def in_order(stored: Tensor, order: Tensor) -> Tensor:
 
 
 @functools.cache
-def element_orders(layout: str, dtype: torch.dtype, size: int, head_dim: int) -> Tensor:
+def element_orders(
+    layout: str, dtype: torch.dtype, size: int, head_dim: int, kv_cache_dtype: str = "auto"
+) -> Tensor:
     """The places of the elements of a block in a layout, learnt from vLLM's own writer.
 
     Args:
@@ -77,6 +82,7 @@ def element_orders(layout: str, dtype: torch.dtype, size: int, head_dim: int) ->
         dtype: Dtype of the cache.
         size: Positions per block.
         head_dim: Elements per head.
+        kv_cache_dtype: vLLM's name of what it stores, if it is not the dtype's numbers.
 
     Returns:
         int64 [2, size, head_dim], of keys and of values: the place of each element.
@@ -84,9 +90,12 @@ def element_orders(layout: str, dtype: torch.dtype, size: int, head_dim: int) ->
     Raises:
         RuntimeError: If the layout does not hold each element exactly once.
     """
+    codes = kv_cache_dtype in FP8_CACHES
+    base = 16 if codes else 256  # every dtype represents 0 to 255, and e4m3 0 to 15
     numbers, stored = torch.arange(size * head_dim), 0
-    for digit in range(3):  # every dtype represents 0 to 255
-        tokens = (numbers // 256**digit % 256).to(dtype).view(size, 1, head_dim)
+    for digit in range(4):
+        tokens = (numbers // base**digit % base).to(torch.bfloat16 if codes else dtype)
+        tokens = tokens.view(size, 1, head_dim)
         cache = torch.zeros(1, 1, 2 * size, head_dim, dtype=dtype)
         vllm_ops.cpu_attn_reshape_and_cache(
             tokens,
@@ -96,9 +105,10 @@ def element_orders(layout: str, dtype: torch.dtype, size: int, head_dim: int) ->
             layout,
             k_scale=1.0,
             v_scale=1.0,
-            kv_cache_dtype="auto",
+            kv_cache_dtype=kv_cache_dtype,
         )
-        stored = stored + cache.view(2, -1).long() * 256**digit
+        cache = cache.view(torch.float8_e4m3fn).float() if codes else cache
+        stored = stored + cache.view(2, -1).long() * base**digit
     if not torch.equal(stored.sort(dim=1).values, numbers.expand(2, -1)):
         raise RuntimeError(
             f"vLLM's layout {layout!r} of a {dtype} cache is not one that decode attention can "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import (
@@ -13,7 +14,7 @@ from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionMetadataBuilder,
 )
 
-from .attention_layers import DecodeBackend, DecodeBuilder, DecodeImpl
+from .attention_layers import FP8_CACHES, DecodeBackend, DecodeBuilder, DecodeImpl
 
 
 class CUDABuilder(DecodeBuilder, FlashAttentionMetadataBuilder):
@@ -36,6 +37,8 @@ class CUDAImpl(DecodeImpl, FlashAttentionImpl):
 
         The cache is [blocks, kv_heads, block_size, 2 * head_dim] whatever its layout in memory.
         """
+        if self.kv_cache_dtype in FP8_CACHES:
+            kv_cache = kv_cache.view(torch.float8_e4m3fn)
         caches = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
         return *caches, metadata.block_table
 

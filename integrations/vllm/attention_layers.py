@@ -37,6 +37,7 @@ from flashsparse_plugin.ops import ops
 logger = logging.getLogger("vllm.flashsparse")
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
+FP8_CACHES = ("fp8", "fp8_e4m3")  # vLLM's names of the one 8-bit cache that our kernel reads
 _STEPS = 1000  # steps between two lines of counts in the log
 
 
@@ -58,11 +59,8 @@ class DecodeBackend:
     @classmethod
     def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
         quantized = kv_cache_dtype is not None and is_quantized_kv_cache(kv_cache_dtype)
-        return not quantized and super().supports_kv_cache_dtype(kv_cache_dtype)
-
-    @classmethod
-    def supports_sink(cls) -> bool:
-        return False
+        known = not quantized or kv_cache_dtype in FP8_CACHES
+        return known and super().supports_kv_cache_dtype(kv_cache_dtype)
 
     @classmethod
     def supports_mm_prefix(cls) -> bool:
@@ -90,6 +88,7 @@ class Decoder:
     def __init__(self, impl: Any, window: int, phi: Tensor | None, counter: Counter | None):
         self.phi, self.counter = phi, counter
         self.options = {"scale": impl.scale, "softcap": impl.logits_soft_cap, "window": window}
+        self.options["sinks"] = impl.sinks
 
     def __call__(
         self,
@@ -99,10 +98,12 @@ class Decoder:
         table: Tensor,
         lengths: Tensor,
         out: Tensor,
+        **scales: Tensor,
     ) -> None:
         """Writes attention into `out`; takes the arguments of the op."""
+        inputs = (query, key_cache, value_cache, table, lengths)
         recomputed = ops.unified_max_paged_decode.out(
-            query, key_cache, value_cache, table, lengths, phi=self.phi, out=out, **self.options
+            *inputs, phi=self.phi, out=out, **self.options, **scales
         )
         if self.counter is not None:
             self.counter.add(recomputed)
@@ -150,8 +151,11 @@ class DecodeImpl:
             )
         tokens = attn_metadata.num_actual_tokens
         pages = self.pages(layer, kv_cache, attn_metadata)
-        query = query[:tokens]
-        self.decoder(query, *pages, attn_metadata.seq_lens, output[:tokens].view(query.shape))
+        query, scales = query[:tokens], {}
+        if self.kv_cache_dtype in FP8_CACHES:
+            query, scales = _with_scales(layer, query, output.dtype)
+        out = output[:tokens].view(query.shape)
+        self.decoder(query, *pages, attn_metadata.seq_lens, out, **scales)
         return output
 
     def reason_against(self, layer: Attention, dtype: torch.dtype) -> str | None:
@@ -160,15 +164,27 @@ class DecodeImpl:
             return f"attention of type {getattr(self.attn_type, 'value', self.attn_type)}"
         if self.alibi_slopes is not None:
             return "ALiBi"
-        if self.sinks is not None:
-            return "attention sinks"
+        if self.sinks is not None and self.sinks.dtype not in (dtype, torch.float32):
+            return f"attention sinks of {self.sinks.dtype} in a model of {dtype}"
         if self.head_size not in HEAD_DIMS or layer.head_size_v != self.head_size:
             return f"heads of {self.head_size} elements"
-        if layer.kv_cache_torch_dtype != dtype:
+        if layer.kv_cache_torch_dtype != dtype and self.kv_cache_dtype not in FP8_CACHES:
             return f"a cache of {layer.kv_cache_torch_dtype} for a model in {dtype}"
         if getattr(self, "dcp_world_size", 1) > 1:
             return "decode context parallelism"
         return None
+
+
+def _with_scales(layer: Any, query: Tensor, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
+    """The query and scales of an fp8 cache, as the op takes them.
+
+    vLLM rounds the query to fp8, too, where its own attention multiplies in fp8. Then its codes
+    are multiplied as they are, and their scale is the keys'.
+    """
+    key_scale = layer._k_scale
+    if query.dtype != dtype:
+        query, key_scale = query.to(dtype), key_scale * layer._q_scale
+    return query, {"key_scale": key_scale, "value_scale": layer._v_scale}
 
 
 def _one_token_each(metadata: Any) -> bool:

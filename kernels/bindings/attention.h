@@ -16,28 +16,33 @@ struct DecodeOps {
       const Tensor& query, const Tensor& key, const Tensor& value,
       const std::optional<Tensor>& lengths, const std::optional<Tensor>& mask, double scale,
       const std::optional<Tensor>& phi, std::optional<double> low, std::optional<double> high,
-      double softcap, int64_t window) {
-    return with_new_out(
-        check_decode(query, key, value, lengths, mask, scale, phi, low, high, softcap, window));
+      double softcap, int64_t window, const std::optional<Tensor>& sinks,
+      const std::optional<Tensor>& key_scale, const std::optional<Tensor>& value_scale) {
+    return with_new_out(check_decode(query, key, value, lengths, mask, scale, phi, low, high,
+                                     softcap, window, sinks, key_scale, value_scale));
   }
 
   static std::tuple<Tensor, Tensor> unified_max_paged_decode(
       const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
       const Tensor& block_table, const Tensor& lengths, double scale,
       const std::optional<Tensor>& phi, std::optional<double> low, std::optional<double> high,
-      double softcap, int64_t window) {
+      double softcap, int64_t window, const std::optional<Tensor>& sinks,
+      const std::optional<Tensor>& key_scale, const std::optional<Tensor>& value_scale) {
     return with_new_out(check_paged_decode(query, key_cache, value_cache, block_table, lengths,
-                                           scale, phi, low, high, softcap, window));
+                                           scale, phi, low, high, softcap, window, sinks, key_scale,
+                                           value_scale));
   }
 
-  static Tensor unified_max_paged_decode_out(const Tensor& query, const Tensor& key_cache,
-                                             const Tensor& value_cache, const Tensor& block_table,
-                                             const Tensor& lengths, double scale,
-                                             const std::optional<Tensor>& phi,
-                                             std::optional<double> low, std::optional<double> high,
-                                             double softcap, int64_t window, const Tensor& out) {
-    const DecodeInputs inputs = check_paged_decode(query, key_cache, value_cache, block_table,
-                                                   lengths, scale, phi, low, high, softcap, window);
+  static Tensor unified_max_paged_decode_out(
+      const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+      const Tensor& block_table, const Tensor& lengths, double scale,
+      const std::optional<Tensor>& phi, std::optional<double> low, std::optional<double> high,
+      double softcap, int64_t window, const std::optional<Tensor>& sinks,
+      const std::optional<Tensor>& key_scale, const std::optional<Tensor>& value_scale,
+      const Tensor& out) {
+    const DecodeInputs inputs =
+        check_paged_decode(query, key_cache, value_cache, block_table, lengths, scale, phi, low,
+                           high, softcap, window, sinks, key_scale, value_scale);
     check_out(out, inputs);
     return decode(inputs, out);
   }

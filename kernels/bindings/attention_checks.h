@@ -20,6 +20,8 @@ struct DecodeOptions {
   double low, high;           // bounds of a part's sum of e^(score - phi)
   double softcap;
   int64_t window;
+  std::optional<Tensor> sinks;                   // [heads], float32 or in the dtype of query
+  std::optional<Tensor> key_scale, value_scale;  // float32, one number or [kv_heads]
 };
 
 struct DecodeInputs {
@@ -33,6 +35,7 @@ struct DecodeInputs {
   int page_axis, head_axis, position_axis;
 
   int64_t group() const { return heads / kv_heads; }
+  bool codes() const { return key.scalar_type() == ScalarType::Float8_e4m3fn; }
 };
 
 // Distance between two entries of a dimension. PyTorch gives any number if there is a single entry.
@@ -51,7 +54,9 @@ inline void check_beside(const Tensor& tensor, const char* name, const Tensor& q
 
 inline void check_cache(const Tensor& tensor, const char* name, const Tensor& query) {
   check_beside(tensor, name, query);
-  FS_CHECK(tensor.scalar_type() == query.scalar_type(), name, " must have the dtype of query");
+  FS_CHECK(tensor.scalar_type() == query.scalar_type() ||
+               tensor.scalar_type() == ScalarType::Float8_e4m3fn,
+           name, " must have the dtype of query, or be float8_e4m3fn");
   FS_CHECK(tensor.dim() == 4, name, " must have 4 dimensions, has ", tensor.dim());
   FS_CHECK(tensor.size(3) == query.size(2), name, " has heads of ", tensor.size(3),
            " elements, query of ", query.size(2));
@@ -93,6 +98,26 @@ inline void check_query(const Tensor& query) {
            "query must have its last dimension contiguous: pass query.contiguous()");
 }
 
+// One number for each query head.
+inline void check_of_heads(const Tensor& tensor, const char* name, const DecodeInputs& inputs) {
+  check_beside(tensor, name, inputs.query);
+  FS_CHECK(tensor.dim() == 1 && tensor.size(0) == inputs.heads, name, " must be [", inputs.heads,
+           "], one number a query head");
+  FS_CHECK(tensor.is_contiguous(), name, " must be contiguous");
+}
+
+// What the codes of a cache are multiplied by.
+inline void check_scale(const std::optional<Tensor>& scale, const char* name,
+                        const DecodeInputs& inputs) {
+  if (!scale) return;
+  check_beside(*scale, name, inputs.query);
+  FS_CHECK(inputs.codes(), name, " is for keys and values in float8_e4m3fn");
+  FS_CHECK(scale->scalar_type() == ScalarType::Float, name, " must be float32");
+  FS_CHECK(scale->numel() == 1 || (scale->dim() == 1 && scale->size(0) == inputs.kv_heads), name,
+           " must be one number, or [", inputs.kv_heads, "], one a kv head");
+  FS_CHECK(scale->is_contiguous(), name, " must be contiguous");
+}
+
 inline void check_options(const DecodeInputs& inputs) {
   const DecodeOptions& options = inputs.options;
   FS_CHECK(std::isfinite(options.scale) && options.scale > 0,
@@ -105,19 +130,29 @@ inline void check_options(const DecodeInputs& inputs) {
   constexpr int64_t kMostPositions = 1 << 30;
   FS_CHECK(inputs.positions <= kMostPositions, "a sequence may have ", kMostPositions,
            " positions, not ", inputs.positions);
-  if (!options.phi) return;
-  check_beside(*options.phi, "phi", inputs.query);
-  FS_CHECK(options.phi->scalar_type() == ScalarType::Float, "phi must be float32");
-  FS_CHECK(options.phi->dim() == 1 && options.phi->size(0) == inputs.heads, "phi must be [",
-           inputs.heads, "], one number a query head");
-  FS_CHECK(options.phi->is_contiguous(), "phi must be contiguous");
+  FS_CHECK(inputs.key.scalar_type() == inputs.value.scalar_type(),
+           "keys and values must have one dtype");
+  check_scale(options.key_scale, "key_scale", inputs);
+  check_scale(options.value_scale, "value_scale", inputs);
+  if (options.phi) {
+    check_of_heads(*options.phi, "phi", inputs);
+    FS_CHECK(options.phi->scalar_type() == ScalarType::Float, "phi must be float32");
+  }
+  if (options.sinks) {
+    check_of_heads(*options.sinks, "sinks", inputs);
+    const ScalarType dtype = options.sinks->scalar_type();
+    FS_CHECK(dtype == ScalarType::Float || dtype == inputs.query.scalar_type(),
+             "sinks must be float32 or have the dtype of query");
+  }
 }
 
 inline DecodeOptions options_of(const Tensor& query, double scale, const std::optional<Tensor>& phi,
                                 std::optional<double> low, std::optional<double> high,
-                                double softcap, int64_t window) {
+                                double softcap, int64_t window, const std::optional<Tensor>& sinks,
+                                const std::optional<Tensor>& key_scale,
+                                const std::optional<Tensor>& value_scale) {
   const auto [from, to] = sound_sums(query.scalar_type(), low, high);
-  return {scale, phi, from, to, softcap, window};
+  return {scale, phi, from, to, softcap, window, sinks, key_scale, value_scale};
 }
 
 }  // namespace detail
@@ -141,7 +176,10 @@ inline DecodeInputs check_decode(const Tensor& query, const Tensor& key, const T
                                  const std::optional<Tensor>& lengths,
                                  const std::optional<Tensor>& mask, double scale,
                                  const std::optional<Tensor>& phi, std::optional<double> low,
-                                 std::optional<double> high, double softcap, int64_t window) {
+                                 std::optional<double> high, double softcap, int64_t window,
+                                 const std::optional<Tensor>& sinks,
+                                 const std::optional<Tensor>& key_scale,
+                                 const std::optional<Tensor>& value_scale) {
   detail::check_query(query);
   detail::check_cache(key, "key", query);
   detail::check_cache(value, "value", query);
@@ -166,7 +204,8 @@ inline DecodeInputs check_decode(const Tensor& query, const Tensor& key, const T
                       std::nullopt,
                       lengths,
                       mask,
-                      detail::options_of(query, scale, phi, low, high, softcap, window),
+                      detail::options_of(query, scale, phi, low, high, softcap, window, sinks,
+                                         key_scale, value_scale),
                       query.size(0),
                       query.size(1),
                       key.size(1),
@@ -184,7 +223,10 @@ inline DecodeInputs check_decode(const Tensor& query, const Tensor& key, const T
 inline DecodeInputs check_paged_decode(const Tensor& query, const Tensor& key, const Tensor& value,
                                        const Tensor& table, const Tensor& lengths, double scale,
                                        const std::optional<Tensor>& phi, std::optional<double> low,
-                                       std::optional<double> high, double softcap, int64_t window) {
+                                       std::optional<double> high, double softcap, int64_t window,
+                                       const std::optional<Tensor>& sinks,
+                                       const std::optional<Tensor>& key_scale,
+                                       const std::optional<Tensor>& value_scale) {
   detail::check_query(query);
   detail::check_cache(key, "key_cache", query);
   detail::check_cache(value, "value_cache", query);
@@ -205,7 +247,8 @@ inline DecodeInputs check_paged_decode(const Tensor& query, const Tensor& key, c
                       table,
                       lengths,
                       std::nullopt,
-                      detail::options_of(query, scale, phi, low, high, softcap, window),
+                      detail::options_of(query, scale, phi, low, high, softcap, window, sinks,
+                                         key_scale, value_scale),
                       query.size(0),
                       query.size(1),
                       key.size(2),

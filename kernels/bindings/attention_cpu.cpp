@@ -40,6 +40,15 @@ Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
   call.scale = static_cast<float>(inputs.options.scale);
   call.softcap = static_cast<float>(inputs.options.softcap);
   call.phi = inputs.options.phi ? inputs.options.phi->const_data_ptr<float>() : nullptr;
+  const std::optional<Tensor>& sinks = inputs.options.sinks;
+  call.sinks = sinks ? sinks->const_data_ptr() : nullptr;
+  call.sinks_dtype = sinks ? dtype_of(sinks->scalar_type(), "sinks") : Dtype::kFloat32;
+  const auto scale = [](const std::optional<Tensor>& t) -> cpu::DecodeCall::Scale {
+    return {t ? t->const_data_ptr<float>() : nullptr, t && t->numel() > 1};
+  };
+  call.codes = inputs.codes();
+  call.key_scale = scale(inputs.options.key_scale);
+  call.value_scale = scale(inputs.options.value_scale);
   call.low = static_cast<float>(inputs.options.low);
   call.high = static_cast<float>(inputs.options.high);
   call.out = out.mutable_data_ptr();
@@ -53,15 +62,18 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def(
       "unified_max_decode(Tensor query, Tensor key, Tensor value, Tensor? lengths=None, "
       "Tensor? mask=None, *, float scale, Tensor? phi=None, float? low=None, float? high=None, "
-      "float softcap=0.0, int window=0) -> (Tensor out, Tensor recomputed)");
+      "float softcap=0.0, int window=0, Tensor? sinks=None, Tensor? key_scale=None, "
+      "Tensor? value_scale=None) -> (Tensor out, Tensor recomputed)");
   m.def(
       "unified_max_paged_decode(Tensor query, Tensor key_cache, Tensor value_cache, "
       "Tensor block_table, Tensor lengths, *, float scale, Tensor? phi=None, float? low=None, "
-      "float? high=None, float softcap=0.0, int window=0) -> (Tensor out, Tensor recomputed)");
+      "float? high=None, float softcap=0.0, int window=0, Tensor? sinks=None, "
+      "Tensor? key_scale=None, Tensor? value_scale=None) -> (Tensor out, Tensor recomputed)");
   m.def(
       "unified_max_paged_decode.out(Tensor query, Tensor key_cache, Tensor value_cache, "
       "Tensor block_table, Tensor lengths, *, float scale, Tensor? phi=None, float? low=None, "
-      "float? high=None, float softcap=0.0, int window=0, Tensor(a!) out) -> Tensor recomputed");
+      "float? high=None, float softcap=0.0, int window=0, Tensor? sinks=None, "
+      "Tensor? key_scale=None, Tensor? value_scale=None, Tensor(a!) out) -> Tensor recomputed");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) { DecodeOps<decode>::implement(m); }

@@ -13,12 +13,15 @@ namespace {
 using unified_max::DecodePlan;
 using unified_max::Problem;
 
-constexpr int64_t kChunk = 8;  // elements: the kernel copies 16 bytes at a time
+// Elements of the cache that the kernel copies at a time, 16 bytes.
+int64_t chunk_of(const Tensor& tensor) {
+  return tensor.scalar_type() == ScalarType::Float8_e4m3fn ? 16 : 8;
+}
 
 void check_rows(const Tensor& tensor, const char* name) {
   bool aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0, near = true;
   for (int i = 0; i < 3; ++i) {
-    aligned = aligned && step(tensor, i) % kChunk == 0;
+    aligned = aligned && step(tensor, i) % chunk_of(tensor) == 0;
     near = near && step(tensor, i) <= INT32_MAX;
   }
   FS_CHECK(aligned, name, " must have its rows on 16 bytes: pass ", name, ".clone()");
@@ -50,25 +53,28 @@ Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
   Tensor recomputed = allocate_like(query, {inputs.sequences, inputs.heads}, ScalarType::Int);
   if (out.numel() == 0) return recomputed;
 
-  const Problem problem{inputs.sequences, inputs.kv_heads, inputs.group(),
+  const Problem problem{inputs.sequences,
+                        inputs.kv_heads,
+                        inputs.group(),
                         inputs.options.window > 0
                             ? std::min(inputs.positions, inputs.options.window + unified_max::kTile)
                             : inputs.positions,
-                        static_cast<int>(inputs.head_dim)};
+                        static_cast<int>(inputs.head_dim),
+                        inputs.codes() ? 1 : 2};
   const DecodePlan plan = plan_decode(problem, gpu_of(query));
   const cudaStream_t stream = current_stream(query);
   Tensor partials = allocate_like(query, {plan.partial_floats(problem)}, ScalarType::Float);
   const auto strides = [&](const Tensor& t) -> unified_max::Strides {
-    return {static_cast<uint32_t>(step(t, inputs.page_axis) / kChunk),
-            static_cast<uint32_t>(step(t, inputs.head_axis) / kChunk),
-            static_cast<uint32_t>(step(t, inputs.position_axis) / kChunk)};
+    return {static_cast<uint32_t>(step(t, inputs.page_axis) / chunk_of(t)),
+            static_cast<uint32_t>(step(t, inputs.head_axis) / chunk_of(t)),
+            static_cast<uint32_t>(step(t, inputs.position_axis) / chunk_of(t))};
   };
   unified_max::DecodeArguments arguments;
   arguments.query = bits(query);
   arguments.query_sequence = step(query, 0);
   arguments.query_head = step(query, 1);
-  arguments.key = bits(inputs.key);
-  arguments.value = bits(inputs.value);
+  arguments.key = inputs.key.const_data_ptr();
+  arguments.value = inputs.value.const_data_ptr();
   arguments.key_strides = strides(inputs.key);
   arguments.value_strides = strides(inputs.value);
   arguments.table = inputs.table ? inputs.table->const_data_ptr<int32_t>() : nullptr;
@@ -86,6 +92,15 @@ Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
   arguments.group = static_cast<int>(inputs.group());
   arguments.scaling = {inputs.options.scale, inputs.options.softcap};
   arguments.phi = inputs.options.phi ? inputs.options.phi->const_data_ptr<float>() : nullptr;
+  const std::optional<Tensor>& sinks = inputs.options.sinks;
+  arguments.sinks = sinks ? sinks->const_data_ptr() : nullptr;
+  arguments.sinks_float32 = sinks && sinks->scalar_type() == ScalarType::Float;
+  const std::optional<Tensor>& key_scale = inputs.options.key_scale;
+  const std::optional<Tensor>& value_scale = inputs.options.value_scale;
+  arguments.key_scale = key_scale ? key_scale->const_data_ptr<float>() : nullptr;
+  arguments.value_scale = value_scale ? value_scale->const_data_ptr<float>() : nullptr;
+  arguments.key_scales_of_heads = key_scale && key_scale->numel() > 1;
+  arguments.value_scales_of_heads = value_scale && value_scale->numel() > 1;
   arguments.low = static_cast<float>(inputs.options.low);
   arguments.high = static_cast<float>(inputs.options.high);
   arguments.out = static_cast<uint16_t*>(out.mutable_data_ptr());

@@ -44,7 +44,7 @@ std::string validate(const DecodeCall& call) {
 }
 
 void attend(const DecodeCall& call, int64_t sequence, int64_t kv_head) {
-  const int64_t heads = call.group, bytes = bytes_of(call.dtype);
+  const int64_t heads = call.group, bytes = call.codes ? 1 : bytes_of(call.dtype);
   const Range range = range_of(call, sequence);
 
   // Pointers to the rows of the positions to attend to.
@@ -68,18 +68,21 @@ void attend(const DecodeCall& call, int64_t sequence, int64_t kv_head) {
   }
 
   thread_local AlignedBuffer buffer;
-  float* const query = buffer.get<float>(2 * heads * call.head_dim + decode_scratch(heads));
+  float* const query = buffer.get<float>((2 * call.head_dim + 1) * heads + decode_scratch(heads));
   const int64_t first_head = kv_head * heads;
+  const float scale = call.scale * call.key_scale.of(kv_head);
   for (int64_t head = 0; head < heads; ++head) {
     const int64_t from = sequence * call.query_sequence + (first_head + head) * call.query_head;
     for (int d = 0; d < call.head_dim; ++d) {
-      query[head * call.head_dim + d] = load(call.query, from + d, call.dtype) * call.scale;
+      query[head * call.head_dim + d] = load(call.query, from + d, call.dtype) * scale;
     }
   }
   DecodeRow task;
   task.heads = static_cast<int>(heads);
   task.head_dim = call.head_dim;
   task.dtype = call.dtype;
+  task.codes = call.codes;
+  task.value_scale = call.value_scale.of(kv_head);
   task.query = query;
   task.keys = keys.data();
   task.values = values.data();
@@ -89,7 +92,12 @@ void attend(const DecodeCall& call, int64_t sequence, int64_t kv_head) {
   task.low = call.low;
   task.high = call.high;
   task.out = query + heads * call.head_dim;
-  task.scratch = task.out + heads * call.head_dim;
+  float* const sinks = task.out + heads * call.head_dim;
+  for (int64_t head = 0; call.sinks && head < heads; ++head) {
+    sinks[head] = load(call.sinks, first_head + head, call.sinks_dtype);
+  }
+  task.sinks = call.sinks ? sinks : nullptr;
+  task.scratch = sinks + heads;
   const int64_t out = sequence * call.kv_heads * heads + first_head;
   task.recomputed = call.recomputed + out;
   kernels().decode(task);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of the query heads of one kv head over its rows, in fp32, with vectors as wide as those
-// of the instruction set. Each folder includes it once, with its own flags: everything has internal
-// linkage (see README.md).
+// of the instruction set. Each folder includes it once, after its codes.h, with its own flags:
+// everything has internal linkage (see README.md).
 #pragma once
 #include <cstdint>
 
+#include "cpu/codes.h"
 #include "cpu/kernels.h"
 #include "cpu/vectors.h"
 
@@ -94,6 +95,12 @@ FS_VECTOR_INLINE void add_terms(Head& head, bool online, float* scores, int coun
   head.norm += sum_of(total);
 }
 
+FS_VECTOR_INLINE void load_row(const void* from, int first, const DecodeRow& row, Floats& to) {
+  if (!row.codes) return widen(from, first, row.dtype, to);
+  load_fp8(static_cast<const uint8_t*>(from) + first, to);
+  to *= kUnit<ValueType::kFp8>;
+}
+
 void attend(const DecodeRow& row, bool online, Head* heads, float* keys, float* values,
             float* scores) {
   const int dim = row.head_dim;
@@ -107,8 +114,8 @@ void attend(const DecodeRow& row, bool online, Head* heads, float* keys, float* 
     for (int j = 0; j < count; ++j) {
       for (int d = 0; d < dim; d += kLanes) {
         Floats key, value;
-        widen(row.keys[first + j], d, row.dtype, key);
-        widen(row.values[first + j], d, row.dtype, value);
+        load_row(row.keys[first + j], d, row, key);
+        load_row(row.values[first + j], d, row, value);
         store(key, keys + j * dim + d);
         store(value, values + j * dim + d);
       }
@@ -144,6 +151,16 @@ void attend(const DecodeRow& row, bool online, Head* heads, float* keys, float* 
   }
 }
 
+// Adds a sink's term to the norm, under a reference that is not below it.
+FS_VECTOR_INLINE void add_sink(Head& head, float sink, float* sums, int head_dim) {
+  const float reference = sink > head.reference ? sink : head.reference;
+  Floats shrink, term;
+  exponential(Floats{} + (head.reference - reference), shrink);
+  exponential(Floats{} + (sink - reference), term);
+  head = {reference, head.norm * shrink[0] + term[0]};
+  for (int d = 0; d < head_dim; ++d) sums[d] *= shrink[0];
+}
+
 void decode_row(const DecodeRow& row) {
   float* const keys = row.scratch;
   float* const values = keys + kBlock * flashsparse::cpu::kMostHeadDim;
@@ -159,7 +176,9 @@ void decode_row(const DecodeRow& row) {
   }
   if (redo) attend(row, true, heads, keys, values, scores);
   for (int h = 0; h < row.heads; ++h) {
-    const float inverse = heads[h].norm == 0 ? 0 : 1 / heads[h].norm;  // no positions: zero
+    if (row.sinks) add_sink(heads[h], row.sinks[h], row.out + h * row.head_dim, row.head_dim);
+    const float inverse =
+        heads[h].norm == 0 ? 0 : row.value_scale / heads[h].norm;  // no positions: zero
     for (int d = 0; d < row.head_dim; ++d) row.out[h * row.head_dim + d] *= inverse;
   }
 }

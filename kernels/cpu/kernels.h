@@ -37,13 +37,16 @@ struct LinearKernels {
 
 // The query heads of one kv head, and the cached rows that they attend to (cpu/decode_row.h).
 struct DecodeRow {
-  int heads, head_dim;                      // head_dim: a multiple of 16, kMostHeadDim at most
-  Dtype dtype;                              // of keys and values
+  int heads, head_dim;  // head_dim: a multiple of 16, kMostHeadDim at most
+  Dtype dtype;          // of keys and values, if they are not e4m3 codes
+  bool codes;
+  float value_scale;                        // of the result
   const float* query;                       // [heads][head_dim], times the scale of scores
   const void *const *keys, *const *values;  // [positions] rows of head_dim
   int64_t positions;
   float softcap;        // 0: none
   const float* phi;     // [heads], or null
+  const float* sinks;   // [heads] logits of nothing, which only join the norm, or null
   float low, high;      // bounds of a head's norm: outside of them it is recomputed
   float* out;           // [heads][head_dim]
   int32_t* recomputed;  // [heads]: 1 if phi was out of range, else 0

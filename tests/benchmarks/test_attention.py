@@ -102,10 +102,12 @@ def test_flashinfer_reads_the_pages_that_we_read(monkeypatch):
     ours, _ = attention.ops.unified_max_paged_decode(
         query[:, :, 0], *cache, table, lengths, scale=0.125
     )
-    ways = list(flashinfer_attention(32, 2, 64, table, attention.PAGE, torch.float16, 0.125))
+    ways = list(
+        flashinfer_attention(32, 2, 64, table, attention.PAGE, torch.float16, torch.float16, 0.125)
+    )
     assert len(ways) == 2  # on CUDA cores and on tensor cores
     for run in ways:
         found = run(query[:, :, 0], cache, out=torch.empty_like(ours))
         torch.testing.assert_close(found, ours, atol=2e-3, rtol=2e-3)
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    assert not list(flashinfer_attention(32, 2, 64, table, 16, torch.float16, 0.125))
+    assert not list(flashinfer_attention(32, 2, 64, table, 16, torch.float16, torch.float16, 0.125))

@@ -138,6 +138,42 @@ def test_capped_scores(options):
     assert torch.equal(results[0].logits[0], results[1].logits[0])  # the prompt's
 
 
+SINKS = dict(
+    vocab_size=64, hidden_size=64, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=64, sliding_window=8, num_local_experts=2,
+    num_experts_per_tok=1, initializer_range=0.5, pad_token_id=0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=["", "static"])
+def test_sinks(options):
+    """gpt-oss: the prompt as in "eager", and each new token through our op, with the sinks."""
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(**SINKS)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    ids = torch.arange(1, 25).view(2, 12)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    given["attention_mask"][0, :3] = 0
+    if options:
+        options = options | {"disable_compile": True}
+    asked = {"output_logits": True, "return_dict_in_generate": True, "eos_token_id": None}
+    results = []
+    for name in ("eager", NAME, NAME):
+        model.set_attn_implementation(name)
+        if len(results) == 2:  # without them the comparison would prove nothing
+            for layer in model.model.layers:
+                layer.self_attn.sinks.data.fill_(-torch.inf)
+        with Counted() as counted, torch.no_grad():
+            out = model.generate(**given, max_new_tokens=8, do_sample=False, **asked, **options)
+        results.append(out)
+    eager, ours, without = results
+    assert counted.calls == 2 * 7
+    assert eager.sequences.tolist() == ours.sequences.tolist()
+    torch.testing.assert_close(eager.logits, ours.logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(eager.logits[0], ours.logits[0])  # the prompt's
+    assert (ours.logits[0] - without.logits[0]).abs().max() > 0.1
+
+
 def test_the_cap_matters():
     """Without it the test above would prove nothing."""
     torch.manual_seed(0)
@@ -320,8 +356,8 @@ WITHOUT_SDPA = {
     "GPTNeoConfig": dict(num_heads=2, num_layers=2, attention_types=[[["global"], 2]]),
     "MptConfig": dict(d_model=32, n_heads=2),
     "XGLMConfig": dict(d_model=32, attention_heads=2, ffn_dim=32),
-    # Sinks.
-    "GptOssConfig": dict(num_attention_heads=2, num_key_value_heads=1, num_local_experts=2),
+    # Keys that are values, too, beside sinks.
+    "DeepseekV4Config": dict(num_attention_heads=2, num_hidden_layers=1),
 }
 
 

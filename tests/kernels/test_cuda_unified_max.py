@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated_decode import Decode, answers, random_decode, require_exact, run, split
+from emulated_decode import Decode, answers, fp8, random_decode, require_exact, run, split
 from emulation import (
     KERNELS,
     SANITIZED,
@@ -49,6 +49,11 @@ def some_mask(sequences: int, positions: int, seed: int = 0) -> torch.Tensor:
     return mask
 
 
+def sinks_of(case: Decode) -> torch.Tensor:
+    """From far below the scores to far above them."""
+    return torch.linspace(-30.0, 30.0, case.query.shape[1])
+
+
 def shapes() -> list[Decode]:
     """Every head dim and group, contiguous and paged in either layout, everything else by turns."""
     numbers, cases = count(), []
@@ -63,6 +68,8 @@ def shapes() -> list[Decode]:
         )  # fmt: skip
         if not case.page and number % 2:
             case = replace(case, mask=some_mask(3, 600, number))
+        if number % 2:
+            case = replace(case, sinks=sinks_of(case))
         cases.append(replace(case, phi=phi_of(case)) if number // 3 % 2 else case)
     return cases
 
@@ -75,7 +82,7 @@ def lengths() -> list[Decode]:
             9, 1, 3, 64, 1041, number, page=(0, 16)[number % 2], splits=splits,
             lengths=int32(0, 1, 15, 16, 17, 255, 256, 257, 1041),
         )  # fmt: skip
-        cases += [case, replace(case, phi=phi_of(case))]
+        cases += [case, replace(case, phi=phi_of(case), sinks=sinks_of(case))]
     return cases
 
 
@@ -96,10 +103,32 @@ def huge_scores() -> list[Decode]:
         random_decode(1, 2, 4, 64, 400, number, spread=spread, splits=2, dtype=dtype)
         for number, (dtype, spread) in enumerate(product((FLOAT16, BFLOAT16), (40.0, 150.0)))
     ]
-    return cases + [replace(case, phi=phi_of(case)) for case in cases]
+    sinks = [replace(case, sinks=sinks_of(case)) for case in cases[:2]]
+    return cases + sinks + [replace(case, phi=phi_of(case)) for case in cases + sinks]
 
 
-MATRIX = {"shapes": shapes, "lengths": lengths, "masks": masks, "huge scores": huge_scores}
+def codes() -> list[Decode]:
+    """An fp8 cache: every head dim, and a warp of 8 heads and of 16, everything else by turns."""
+    cases = []
+    for number, (head_dim, group) in enumerate(product(HEAD_DIMS, (3, 12))):
+        case = random_decode(
+            2, 2, group, head_dim, 300, number + 1,
+            lengths=int32(300, 20 + 9 * number), window=(0, 40)[number % 2],
+            softcap=(0.0, 2.5)[number // 2 % 2], page=(0, 16, 48)[number % 3],
+            nhd=number % 4 == 0, splits=1 + number % 2, warps=1 + number % 4,
+        )  # fmt: skip
+        case = replace(fp8(case), sinks=sinks_of(case) if number % 3 else None)
+        cases.append(replace(case, phi=phi_of(case)) if number % 5 < 3 else case)
+    return cases
+
+
+MATRIX = {
+    "shapes": shapes,
+    "codes": codes,
+    "lengths": lengths,
+    "masks": masks,
+    "huge scores": huge_scores,
+}
 
 
 # What orders memory, or waits for it.
@@ -256,6 +285,10 @@ def small_cases() -> list[Decode]:
             2, 1, 3, 64, 32 * 16 + 5, number, seed=seed, page=page, splits=2, warps=2,
             lengths=int32(32 * 16 + 5, 19),
         )  # fmt: skip
+        if number % 3 == 0:
+            case = replace(case, sinks=sinks_of(case))
+        if number == 4:
+            case = fp8(case)
         cases.append(replace(case, phi=phi_of(case, (0.0, 90.0)[number % 2])))
     return cases
 
@@ -266,6 +299,7 @@ def test_decode_under_sanitizers(small_driver, sanitizer):
         random_decode(2, 1, group, dim, 150, number, seed=SEEDS[number % 3], splits=2, warps=3)
         for number, (dim, group) in enumerate([(64, 3), (80, 3), (64, 13), (64, 17)])
     ]
+    cases += [fp8(case) for case in cases[-4:]]
     cases += [replace(case, seed=7) for case in masks()]
     for case, (out, _) in zip(cases, answers(small_driver(sanitizer), cases), strict=True):
         require_exact(case, out)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from emulated_decode import random_decode
+from emulated_decode import fp8, random_decode
 from emulated_dense import Case as DenseCase
 from emulated_gather import HOPPER, random_case
 from emulated_linear import Case
@@ -137,10 +137,11 @@ def decode_rows(driver, folder: Path) -> Rows:
     rows: Rows = {}
     for head_dim in (64, 80, 96, 128, 256):
         case = random_decode(1, 1, 8, head_dim, 1024, splits=2, warps=2, page=16)
-        counts = count(driver("decode_driver", "plain"), case.encode(), folder)
-        for name, row in accesses(counts).items():
-            told = f"8 heads of {head_dim}, 1024 positions in pages of 16"
-            rows["unified_max::decode_kernel", told, name] = row
+        for kernel, each in (("decode", case), ("decode_fp8", fp8(case))):
+            counts = count(driver("decode_driver", "plain"), each.encode(), folder)
+            for name, row in accesses(counts).items():
+                told = f"8 heads of {head_dim}, 1024 positions in pages of 16"
+                rows[f"unified_max::{kernel}_kernel", told, name] = row
     return rows
 
 

@@ -155,7 +155,7 @@ def test_mistakes_are_errors_of_the_command_line(parsed):
 def test_decode_attention_ends_in_vllms_field_for_the_backend(parsed):
     for name in ("attention", "attention twice"):
         assert parsed[name] == parsed["absent"] | {"attention": "CUSTOM"}
-    assert parsed["attention default"] == parsed["absent"]
+    assert parsed["attention default"] == parsed["absent"] | {"attention": "auto"}
 
 
 @pytest.mark.parametrize(

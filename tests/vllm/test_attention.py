@@ -63,7 +63,9 @@ def results(tmp_path_factory, run_offline):
         "another model": job(calibrated(llama, folder / "heads", heads=8), **ours),
         "broken": job(calibrated(llama, folder / "broken", version=9), **ours),
         "two backends": job(llama, **ours, attention_config={"backend": "CPU_ATTN"}),
-        "fp8 cache": job(llama, **ours, kv_cache_dtype="fp8"),
+        "fp8": job(gemma2, kv_cache_dtype="fp8"),
+        "fp8 ours": job(gemma2, **ours, kv_cache_dtype="fp8_e4m3"),
+        "fp8 cache": job(llama, **ours, kv_cache_dtype="fp8_e5m2"),
         "small heads": job(small, **ours),
     }
     return run_offline(todo)
@@ -75,7 +77,7 @@ def counts(result) -> tuple[int, int]:
     return tuple(sum(column) for column in zip(*result["counts"].values(), strict=True))
 
 
-@pytest.mark.parametrize("model", ["gemma2", "llama"])
+@pytest.mark.parametrize("model", ["gemma2", "llama", "fp8"])
 def test_tokens_are_those_of_vllms_attention(results, model):
     ours, default = results[f"{model} ours"], results[model]
     assert len({token for tokens in default["tokens"] for token in tokens}) > 10

@@ -93,17 +93,43 @@ def forward(impl, cache, query, batch):
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_decode_batches_are_ours(impl, layout):
+    impl.sinks = torch.linspace(-2, 2, HEADS).bfloat16() if layout == "HND" else None
     give_decoder(impl)
     cache, query, lengths, table = inputs(layout)
     out = forward(impl, cache, query, metadata(lengths, table))
     pages = cache[table.long()].float()  # [sequences, blocks, kv_heads, positions, both]
     key, value = pages.transpose(1, 2).flatten(2, 3).split(DIM, dim=-1)
-    options = {"scale": DIM**-0.5, "softcap": SOFTCAP, "window": WINDOW}
+    options = {"scale": DIM**-0.5, "softcap": SOFTCAP, "window": WINDOW, "sinks": impl.sinks}
     expected = attention_reference.decode(query[:5].float(), key, value, lengths, **options)
     torch.testing.assert_close(out[:5].double(), expected, atol=1e-2, rtol=1e-2)
     assert out[4].abs().max() == 0  # a sequence that only fills up
     assert (out[5] == 7).all()  # not ours to write
     assert counters()["layer"] == (0, 5 * HEADS)
+
+
+@pytest.mark.parametrize("heads", [1, KV_HEADS])
+def test_an_fp8_cache_has_scales(impl, heads):
+    """Per tensor or per head; a query that vLLM rounded has a scale, too."""
+    impl.kv_cache_dtype = "fp8"
+    give_decoder(impl)
+    cache, query, lengths, table = inputs()
+    codes = (cache / 0.25).to(torch.float8_e4m3fn)
+    rounded = (query / 0.5).to(torch.float8_e4m3fn)
+    scales = {name: torch.full((heads,), 0.25) for name in ("key_scale", "value_scale")}
+    layer = SimpleNamespace(
+        _k_scale=scales["key_scale"], _v_scale=scales["value_scale"], _q_scale=torch.tensor(0.5)
+    )
+    pages = codes.view(torch.uint8)[table.long()].transpose(1, 2).flatten(2, 3)
+    key, value = pages.view(torch.float8_e4m3fn).float().split(DIM, dim=-1)
+    options = {"scale": DIM**-0.5, "softcap": SOFTCAP, "window": WINDOW} | scales
+    for given, exact in ((query, query.float()), (rounded, rounded.float() / 2)):
+        out = torch.full_like(query, 7.0)
+        batch = metadata(lengths, table)
+        impl.forward(layer, given, None, None, codes.view(torch.uint8), batch, out)
+        expected = attention_reference.decode(exact[:5], key, value, lengths, **options)
+        torch.testing.assert_close(out[:5].double(), expected, atol=1e-2, rtol=1e-2)
+    stored = SimpleNamespace(head_size_v=DIM, kv_cache_torch_dtype=torch.uint8)
+    assert impl.reason_against(stored, torch.bfloat16) is None
 
 
 def test_all_other_batches_are_flash_attentions(impl):
@@ -156,8 +182,7 @@ def test_vllm_refuses_what_it_cannot_do(backend):
     assert reasons() == reasons(has_sliding_window=True, dtype=torch.float16) == []
     assert reasons(head_size=192) == ["head_size not supported"]
     assert reasons(dtype=torch.float32) == ["dtype not supported"]
-    assert "kv_cache_dtype not supported" in reasons(kv_cache_dtype="fp8")
-    assert "attention sinks not supported" in reasons(has_sink=True)
+    assert "kv_cache_dtype not supported" in reasons(kv_cache_dtype="fp8_e5m2")
     assert "MLA not supported" in reasons(use_mla=True)
     assert "batch invariance not supported" in reasons(use_batch_invariant=True)
     assert reasons(capability=(7, 5)) == ["compute capability not supported"]
@@ -170,7 +195,7 @@ def test_a_layer_that_is_none_for_the_kernel_says_why(impl):
     assert "a cache of torch.bfloat16" in impl.reason_against(layer, torch.float16)
     for name, value, word in (
         ("alibi_slopes", [1.0], "ALiBi"),
-        ("sinks", torch.zeros(HEADS), "sinks"),
+        ("sinks", torch.zeros(HEADS).half(), "sinks of torch.float16"),
         ("attn_type", "encoder_decoder", "encoder_decoder"),
         ("head_size", 192, "192"),
         ("dcp_world_size", 2, "context parallelism"),

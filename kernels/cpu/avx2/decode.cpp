@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cpu/avx2/codes.h"
 #include "cpu/avx2/parts.h"
 #include "cpu/decode_row.h"
 

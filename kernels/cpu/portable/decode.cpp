@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/decode_row.h"
+#include "cpu/portable/codes.h"
 #include "cpu/portable/parts.h"
 
 namespace flashsparse::cpu::portable {

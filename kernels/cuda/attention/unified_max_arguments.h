@@ -31,7 +31,7 @@ struct DecodeArguments {
   // Position p of a sequence is in its page p / (16 * page_tiles), whose number is in `table`.
   // Without a table a sequence is one page, with the number of the sequence. Rows are 16-byte
   // aligned.
-  const uint16_t *key, *value;
+  const void *key, *value;
   Strides key_strides, value_strides;
   const int32_t* table;  // rows are table_stride apart; or null
   int table_stride;
@@ -52,6 +52,16 @@ struct DecodeArguments {
   int32_t* recomputed;  // [sequences, kv_heads * group]: parts that warps recomputed
   float* partials;      // DecodePlan::partial_floats() of any content, 16-byte aligned
   uint32_t* arrivals;   // [sequences * gridDim.y], all zero before and after
+
+  // [kv_heads * group], scores that join the norm and have no value: float32, or in the dtype of
+  // query. Only for a kernel that takes sinks.
+  const void* sinks;
+  bool sinks_float32;
+
+  // What codes are multiplied by: of kv head h at h * scales_of_heads, which is 1 or 0. Only for a
+  // kernel of codes; null: 1.
+  const float *key_scale, *value_scale;
+  int key_scales_of_heads, value_scales_of_heads;
 };
 
 }  // namespace flashsparse::unified_max

@@ -33,13 +33,14 @@
 #include "cuda/attention/unified_max_load.cuh"
 #include "cuda/attention/unified_max_plan.h"
 #include "cuda/attention/unified_max_scores.cuh"
+#include "cuda/attention/unified_max_tile.cuh"
 #include "cuda/shared/partial_sums.cuh"
 
 namespace flashsparse::unified_max {
 
 // Launch with a grid of (splits, kv_heads * Problem::group_blocks(), sequences), at most kMaxWarps
 // whole warps, and ring_bytes for each warp.
-template <class Type, int kHeadDim, int kHeadTiles>
+template <class Tile, int kHeadTiles, bool kSinks>
 class DecodeBlock {
  public:
   __device__ __forceinline__ DecodeBlock(const DecodeArguments& a, uint32_t shared)
@@ -55,17 +56,13 @@ class DecodeBlock {
         heads_(min(kv_head_ * a.group + a.group - first_head_, kBlockHeads)),
         ring_(shared + warp_ * kRingBytes),
         loader_(a, ring_, sequence_, kv_head_) {
-    FS_UNROLL
-    for (int i = 0; i < kPlaces; ++i) {
-      keys_[i] = keep(ring_ + Order::place(lane_ % 16, 2 * i + lane_ / 16));
-      values_[i] =
-          keep(ring_ + kValues + Order::place(lane_ % 8 + lane_ / 16 * 8, 2 * i + lane_ / 8 % 2));
-    }
+    tile_.begin(ring_, lane_);
   }
 
   __device__ __forceinline__ void run() {
     if (!find_split()) return;
     load_query();
+    if constexpr (kCodes) load_scales();
     FS_NO_UNROLL
     for (bool online = a_.phi == nullptr;; online = true) {
       attend(online);
@@ -77,20 +74,16 @@ class DecodeBlock {
   }
 
  private:
+  using Type = typename Tile::Type;
+  static constexpr int kHeadDim = Tile::kHeadDim;
+  static constexpr bool kCodes = Tile::kElementBytes == 1;
   static constexpr float kLog2e = 1.4426950408889634f;
   static constexpr float kHeadroom = 8;  // log2 of the largest term before rescaling
   static constexpr int kBlockHeads = kHeadTiles * kHeads;
   static constexpr int kSteps = kHeadDim / 16;  // mma steps along the head
-  static constexpr int kStages = stages(kHeadDim);
-  static constexpr uint32_t kRowBytes = row_bytes(kHeadDim), kTileBytes = tile_bytes(kHeadDim);
-  static constexpr uint32_t kRingBytes = ring_bytes(kHeadDim), kValues = kTile * kRowBytes;
-  using Order = TileOrder<kHeadDim>;
-  // After kPlaces steps along the head, a lane's address is kPlaces * 32 bytes further on.
-  static constexpr int kPlaces = Order::kSwizzled / 2;
-
-  static __device__ __forceinline__ uint32_t at_step(const uint32_t (&places)[kPlaces], int k) {
-    return places[k % kPlaces] + k / kPlaces * kPlaces * 32;
-  }
+  static constexpr int kStages = stages(kHeadDim, Tile::kElementBytes);
+  static constexpr uint32_t kTileBytes = tile_bytes(kHeadDim, Tile::kElementBytes);
+  static constexpr uint32_t kRingBytes = ring_bytes(kHeadDim, Tile::kElementBytes);
 
   // ---- which positions are this warp's ----------------------------------------------------------
 
@@ -117,17 +110,27 @@ class DecodeBlock {
     for (int h = 0; h < kHeadTiles; ++h) {
       const int head = h * kHeads + lane_ / 4;
       const uint16_t* const mine =
-          a_.query +
-          (sequence_ * a_.query_sequence + (first_head_ + head) * a_.query_head + lane_ % 4 * 2);
+          a_.query + (sequence_ * a_.query_sequence + (first_head_ + head) * a_.query_head +
+                      Tile::query_element(lane_, 0));
       FS_UNROLL
       for (int k = 0; k < kSteps; ++k) {
         FS_UNROLL
         for (int i = 0; i < 2; ++i) {
-          const auto* const two = reinterpret_cast<const uint32_t*>(mine + k * 16 + i * 8);
+          const int further = Tile::query_element(0, i);
+          const auto* const two = reinterpret_cast<const uint32_t*>(mine + k * 16 + further);
           query_[h][k][i] = head < heads_ ? load_readonly(two) : 0;
         }
       }
     }
+  }
+
+  // All scores are products with codes times the scale of keys, before anything else happens to
+  // them; all sums are those of codes until a result is stored.
+  __device__ __forceinline__ void load_scales() {
+    const float* const key = a_.key_scale + kv_head_ * a_.key_scales_of_heads;
+    const float* const value = a_.value_scale + kv_head_ * a_.value_scales_of_heads;
+    key_scale_ = a_.key_scale ? load_readonly(key) : 1;
+    value_scale_ = a_.value_scale ? load_readonly(value) : 1;
   }
 
   // A lane's scores are those of positions lane / 4 and lane / 4 + 8, for two heads of each tile.
@@ -173,19 +176,26 @@ class DecodeBlock {
     seen_ = 1;
     float halves[kHeadTiles][2][4] = {};  // two accumulators shorten the chain of mma
     FS_UNROLL
-    for (int k = 0; k < kSteps; ++k) {
-      uint32_t key[4];
-      ldmatrix_x4(key, at_step(keys_, k) + slot);
+    for (int first = 0; first < kSteps; first += Tile::kRead) {
+      uint32_t key[Tile::kRead][4];
+      tile_.keys(slot, first, key);
       FS_UNROLL
-      for (int h = 0; h < kHeadTiles; ++h) {
-        mma_m16n8k16<Type>(halves[h][k % 2], key, query_[h][k][0], query_[h][k][1]);
+      for (int s = 0; s < Tile::kRead && first + s < kSteps; ++s) {
+        const int k = first + s;
+        FS_UNROLL
+        for (int h = 0; h < kHeadTiles; ++h) {
+          mma_m16n8k16<Type>(halves[h][k % 2], key[s], query_[h][k][0], query_[h][k][1]);
+        }
       }
     }
     float scores[kHeadTiles][4];
     FS_UNROLL
     for (int h = 0; h < kHeadTiles; ++h) {
       FS_UNROLL
-      for (int i = 0; i < 4; ++i) scores[h][i] = halves[h][0][i] + halves[h][1][i];
+      for (int i = 0; i < 4; ++i) {
+        scores[h][i] = halves[h][0][i] + halves[h][1][i];
+        if constexpr (kCodes) scores[h][i] *= key_scale_;
+      }
     }
     if (a_.scaling.cap > 0) {
       FS_UNROLL
@@ -231,12 +241,15 @@ class DecodeBlock {
       mma_m16n8k16<Type>(norm_[h], {kOnes, kOnes, kOnes, kOnes}, terms[h][0], terms[h][1]);
     }
     FS_UNROLL
-    for (int k = 0; k < kSteps; ++k) {
-      uint32_t value[4];
-      ldmatrix_x4<true>(value, at_step(values_, k) + slot);
+    for (int first = 0; first < kSteps; first += Tile::kRead) {
+      uint32_t value[Tile::kRead][4];
+      tile_.values(slot, first, value);
       FS_UNROLL
-      for (int h = 0; h < kHeadTiles; ++h) {
-        mma_m16n8k16<Type>(sums_[h][k], value, terms[h][0], terms[h][1]);
+      for (int s = 0; s < Tile::kRead && first + s < kSteps; ++s) {
+        FS_UNROLL
+        for (int h = 0; h < kHeadTiles; ++h) {
+          mma_m16n8k16<Type>(sums_[h][first + s], value[s], terms[h][0], terms[h][1]);
+        }
       }
     }
   }
@@ -295,12 +308,10 @@ class DecodeBlock {
     for (int h = 0; h < kHeadTiles; ++h) {
       FS_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const uint32_t to =
-            ring_ + head_of(h, i) * kRecordBytes + lane_ / 4 * uint32_t{sizeof(float)};
+        const uint32_t to = ring_ + head_of(h, i) * kRecordBytes + Tile::sums_place(lane_);
         FS_UNROLL
         for (int k = 0; k < kSteps; ++k) {
-          store_shared(to + k * 64, sums_[h][k][i]);
-          store_shared(to + k * 64 + 32, sums_[h][k][i + 2]);
+          Tile::store_sums(to + k * 64, sums_[h][k][i], sums_[h][k][i + 2]);
         }
         if (lane_ / 4 == 0) {
           const float reference = seen_ ? reference_[h][i] : kNoScore;
@@ -350,10 +361,13 @@ class DecodeBlock {
     }
   }
 
-  __device__ __forceinline__ void store_result(int head, int quad, const Joined& joined) const {
+  __device__ __forceinline__ void store_result(int head, int quad, Joined joined) const {
+    if (kSinks && a_.sinks) joined = joined.with_sink(sink_of(first_head_ + head));
     const int64_t row =
         static_cast<int64_t>(sequence_) * a_.kv_heads * a_.group + first_head_ + head;
-    const float inverse = joined.norm == 0 ? 0.0f : 1.0f / joined.norm;  // no positions: zero
+    const float inverse = joined.norm == 0
+                              ? 0.0f
+                              : (kCodes ? value_scale_ : 1.0f) / joined.norm;  // no positions: zero
     const float4& sums = joined.sums;
     store_global(reinterpret_cast<uint2*>(a_.out + (row * kHeadDim + quad * 4)),
                  make_uint2(from_floats<Type>(sums.x * inverse, sums.y * inverse),
@@ -361,13 +375,19 @@ class DecodeBlock {
     if (quad == 0) store_global(a_.recomputed + row, static_cast<int32_t>(joined.redone));
   }
 
+  // In units of references. It joins a row's result and none of its parts, so it counts once.
+  __device__ __forceinline__ float sink_of(int head) const {
+    if (a_.sinks_float32) return load_readonly(static_cast<const float*>(a_.sinks) + head) * kLog2e;
+    return to_float<Type>(load_readonly(static_cast<const uint16_t*>(a_.sinks) + head)) * kLog2e;
+  }
+
   const DecodeArguments& a_;
   const uint32_t shared_;
   const int lane_, warp_, warps_;
   const int sequence_, kv_head_, row_, first_head_, heads_;
   const uint32_t ring_;  // of the warp
-  TileLoader<kHeadDim> loader_;
-  uint32_t keys_[kPlaces], values_[kPlaces];  // addresses in the ring's first slot
+  TileLoader<row_bytes(kHeadDim, Tile::kElementBytes)> loader_;
+  Tile tile_;
 
   int splits_;       // of the sequence
   int begin_, end_;  // the warp's tiles: every warps_-th
@@ -376,6 +396,7 @@ class DecodeBlock {
   float sums_[kHeadTiles][kSteps][4], norm_[kHeadTiles][4];
   float reference_[kHeadTiles][2];  // log2
   float limit_[kHeadTiles][2];      // of unscaled scores: above it the reference has to move
+  float key_scale_, value_scale_;   // of codes
   bool redone_[kHeadTiles][2] = {};
   int seen_;  // whether there was a position to attend to
 };

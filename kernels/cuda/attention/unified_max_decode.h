@@ -6,6 +6,14 @@
 #include "cuda/attention/unified_max_arguments.h"
 #include "cuda/attention/unified_max_plan.h"
 
+namespace flashsparse::unified_max {
+
+// The kernel over a cache of fp8 codes, or null. It has a source of its own, which is compiled for
+// GPUs that widen codes by an instruction, too.
+void (*fp8_kernel(const Problem& problem, bool bfloat16))(DecodeArguments);
+
+}  // namespace flashsparse::unified_max
+
 namespace flashsparse::cuda {
 
 // The plan must be for this problem.

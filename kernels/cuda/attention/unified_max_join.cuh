@@ -24,6 +24,13 @@ struct Joined {
   __device__ __forceinline__ float4 about() const {
     return make_float4(reference, norm, redone, 0);
   }
+
+  // With the term of a sink in the norm, under a reference that is not below it.
+  __device__ __forceinline__ Joined with_sink(float sink) const {
+    const float raised = fmaxf(reference, sink), weight = exp2_approx(reference - raised);
+    return {make_float4(weight * sums.x, weight * sums.y, weight * sums.z, weight * sums.w), raised,
+            weight * norm + exp2_approx(sink - raised), redone};
+  }
 };
 
 // Combines quad number `quad` of a head's sums over all parts, in their order. Their records of

@@ -10,16 +10,52 @@ template <class Type, int kHeadDim, int kHeadTiles>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     decode_kernel(const DecodeArguments arguments) {
   FS_DYNAMIC_SHARED(shared);
-  DecodeBlock<Type, kHeadDim, kHeadTiles>(arguments, shared_address(shared)).run();
+  using Tile = NativeTile<Type, kHeadDim>;
+  DecodeBlock<Tile, kHeadTiles, false>(arguments, shared_address(shared)).run();
 }
 
+// With DecodeArguments::sinks.
+template <class Type, int kHeadDim, int kHeadTiles>
+__global__ void __launch_bounds__(kMaxWarps * 32, 1)
+    decode_sinks_kernel(const DecodeArguments arguments) {
+  FS_DYNAMIC_SHARED(shared);
+  using Tile = NativeTile<Type, kHeadDim>;
+  DecodeBlock<Tile, kHeadTiles, true>(arguments, shared_address(shared)).run();
+}
+
+// Over a cache of fp8 codes, with sinks or without.
+template <class Type, int kHeadDim, int kHeadTiles>
+__global__ void __launch_bounds__(kMaxWarps * 32, 1)
+    decode_fp8_kernel(const DecodeArguments arguments) {
+  FS_DYNAMIC_SHARED(shared);
+  using Tile = Fp8Tile<Type, kHeadDim>;
+  DecodeBlock<Tile, kHeadTiles, true>(arguments, shared_address(shared)).run();
+}
+
+using DecodeKernel = void (*)(DecodeArguments);
+
+// Kinds of kernels.
+struct Native {
+  template <class Type, int kHeadDim, int kHeadTiles>
+  static constexpr DecodeKernel kKernel = decode_kernel<Type, kHeadDim, kHeadTiles>;
+};
+struct NativeWithSinks {
+  template <class Type, int kHeadDim, int kHeadTiles>
+  static constexpr DecodeKernel kKernel = decode_sinks_kernel<Type, kHeadDim, kHeadTiles>;
+};
+struct Fp8 {
+  template <class Type, int kHeadDim, int kHeadTiles>
+  static constexpr DecodeKernel kKernel = decode_fp8_kernel<Type, kHeadDim, kHeadTiles>;
+};
+
 // Null for other head dims.
-inline auto compiled_decode(const Problem& problem, bool bfloat16) -> void (*)(DecodeArguments) {
+template <class Kind>
+DecodeKernel compiled_decode(const Problem& problem, bool bfloat16) {
   const int tiles = head_tiles_of_block(problem.head_dim, problem.group);
-#define FS_DECODE_KERNEL(dim, head_tiles)                      \
-  if (problem.head_dim == dim && tiles == head_tiles) {        \
-    return bfloat16 ? decode_kernel<BFloat16, dim, head_tiles> \
-                    : decode_kernel<Float16, dim, head_tiles>; \
+#define FS_DECODE_KERNEL(dim, head_tiles)                               \
+  if (problem.head_dim == dim && tiles == head_tiles) {                 \
+    return bfloat16 ? Kind::template kKernel<BFloat16, dim, head_tiles> \
+                    : Kind::template kKernel<Float16, dim, head_tiles>; \
   }
   FS_DECODE_SHAPES(FS_DECODE_KERNEL)
 #undef FS_DECODE_KERNEL

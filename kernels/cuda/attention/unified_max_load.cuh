@@ -15,10 +15,9 @@ inline constexpr uint32_t kAllPositions = 0xffff;  // of a tile, one bit each
 // The order of a tile's 16-byte chunks in shared memory: the eight rows of an ldmatrix must lie in
 // different banks. Chunk c of row r is stored in position c ^ swizzle(r): it moves among kSwizzled
 // chunks, the largest power of two that divides a row, at most 8.
-template <int kHeadDim>
+template <uint32_t kRowBytes>
 struct TileOrder {
-  static constexpr int kChunks = kHeadDim / 8;  // of a row
-  static constexpr uint32_t kRowBytes = row_bytes(kHeadDim);
+  static constexpr int kChunks = kRowBytes / 16;  // of a row
   static constexpr int kPower = kChunks & -kChunks, kSwizzled = kPower < 8 ? kPower : 8;
 
   // Offset in bytes from the tile's first key or value.
@@ -28,7 +27,7 @@ struct TileOrder {
   }
 };
 
-template <int kHeadDim>
+template <uint32_t kRowBytes>
 class TileLoader {
  public:
   __device__ __forceinline__ TileLoader(const DecodeArguments& a, uint32_t ring, int sequence,
@@ -110,10 +109,10 @@ class TileLoader {
   }
 
  private:
-  using Order = TileOrder<kHeadDim>;
+  using Order = TileOrder<kRowBytes>;
   static constexpr int kChunks = Order::kChunks;
   static constexpr int kRows = 32 / kChunks;  // that a warp copies at once, one chunk a lane
-  static constexpr uint32_t kRowBytes = Order::kRowBytes, kValues = kTile * kRowBytes;
+  static constexpr uint32_t kValues = kTile * kRowBytes;
   // The order of chunks repeats every 8 rows.
   static constexpr int kPlaces = 8 % kRows == 0 ? 8 / kRows : (kTile + kRows - 1) / kRows;
 
@@ -151,12 +150,12 @@ class TileLoader {
 
   // The first chunk that this lane copies from page 0's first tile, and the offset of a tile from
   // there.
-  __device__ __forceinline__ const unsigned char* first_chunk(const uint16_t* cache,
+  __device__ __forceinline__ const unsigned char* first_chunk(const void* cache,
                                                               const Strides& strides,
                                                               int kv_head) const {
     const uint64_t chunk = uint64_t{strides.head} * kv_head +
                            uint64_t{strides.position} * (lane_ / kChunks) + lane_ % kChunks;
-    return reinterpret_cast<const unsigned char*>(cache) + chunk * 16;
+    return static_cast<const unsigned char*>(cache) + chunk * 16;
   }
   __device__ __forceinline__ uint64_t tile_offset(const Strides& strides, uint32_t page) const {
     return (uint64_t{strides.page} * page + uint64_t{kTile * strides.position} * tile_in_page_) *

@@ -35,11 +35,18 @@ constexpr int head_tiles_of_block(int head_dim, int64_t group) {
 // A tile's keys, then its values, one row per position, without padding: an asynchronous copy
 // writes 128 bytes at a time only if they are 128 aligned bytes of shared memory as well. (Padded
 // rows were read at 4.2 TB/s on an H200, these at 4.5: benchmarks/gpu/copies.cu.)
-constexpr uint32_t row_bytes(int head_dim) { return head_dim * 2; }
-constexpr uint32_t tile_bytes(int head_dim) { return 2 * kTile * row_bytes(head_dim); }
+constexpr uint32_t row_bytes(int head_dim, int element_bytes) { return head_dim * element_bytes; }
+constexpr uint32_t tile_bytes(int head_dim, int element_bytes) {
+  return 2 * kTile * row_bytes(head_dim, element_bytes);
+}
 // Tiles of a warp that are in shared memory or in flight.
-constexpr int stages(int head_dim) { return head_dim <= 80 ? 4 : head_dim <= 128 ? 3 : 2; }
-constexpr uint32_t ring_bytes(int head_dim) { return stages(head_dim) * tile_bytes(head_dim); }
+constexpr int stages(int head_dim, int element_bytes) {
+  if (element_bytes == 1) return head_dim <= 128 ? 4 : 3;
+  return head_dim <= 80 ? 4 : head_dim <= 128 ? 3 : 2;
+}
+constexpr uint32_t ring_bytes(int head_dim, int element_bytes) {
+  return stages(head_dim, element_bytes) * tile_bytes(head_dim, element_bytes);
+}
 // Blocks of kSharingWarps that the registers of an SM hold.
 constexpr int resident_blocks(int head_dim) { return head_dim <= 128 ? 2 : 1; }
 
@@ -52,6 +59,7 @@ struct Problem {
   int64_t sequences, kv_heads, group;  // group: query heads of a kv head
   int64_t positions;                   // of the longest sequence
   int head_dim;
+  int element_bytes = 2;  // of the cache: 1 of fp8
 
   // Query heads of a block, and the blocks that a group needs.
   int block_heads() const { return kHeads * head_tiles_of_block(head_dim, group); }
@@ -67,7 +75,7 @@ struct DecodePlan {
 
   // The rings of its warps, whose memory a row's last block reuses to combine the splits.
   uint32_t shared_bytes(const Problem& problem) const {
-    return std::max<uint32_t>(warps * ring_bytes(problem.head_dim),
+    return std::max<uint32_t>(warps * ring_bytes(problem.head_dim, problem.element_bytes),
                               kSplitsAt + splits * problem.record_floats() * sizeof(float));
   }
   int64_t partial_floats(const Problem& problem) const {
