@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,12 @@ def shapes_of(plan: str) -> list[list[tuple[int, ...]]]:
     lists = re.findall(LISTS, (KERNELS / plan).read_text())
     found = r"X\((\d+), (\d+), (\d+), (\d+)\)"
     return [[tuple(map(int, each)) for each in re.findall(found, text)] for text in lists]
+
+
+def numbers_of(kept: list[list[int]], shapes: list[list[tuple[int, ...]]]) -> set[int]:
+    """Shapes of several lists by their numbers in all of them, one after the other."""
+    starts = itertools.accumulate(map(len, shapes), initial=0)
+    return {first + number for first, own in zip(starts, kept, strict=False) for number in own}
 
 
 def with_shapes(plan: str, *lists: str) -> dict[str, str]:

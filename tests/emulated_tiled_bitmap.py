@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from emulated_linear import require_exact
 from emulated_products import run, split
-from emulation import KERNELS, SEEDS
+from emulation import KERNELS, SEEDS, compile_driver, with_few_shapes, with_switched_barriers
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,6 +38,28 @@ FULL_CODE_LINES = 32 + 2 + 5  # the same, of codes
 NATIVE, CODES, ROUNDED = range(3)  # of Operands
 INT8 = VALUE_TYPES["int8"]
 OPTIONS: tuple[dict[str, str], ...] = ({}, {"values": "int8"}, {"values": "int8"})
+
+
+# Of the shapes those that run under sanitizers: of up to 8 tokens all, of more tokens one or two.
+FEW_SHAPES = (0, 1, 2, 3, 7), (0, 1, 3, 7)
+SWITCHED_PARTS = [
+    *(f"cuda/tiled_bitmap/{name}.cuh" for name in ("linear", "weight_ring", "weight_orders")),
+    *(f"cuda/mma_units/{name}.cuh" for name in ("quantise_x", "block_sum")),
+]
+WAITS = r"(?:__syncthreads|__syncwarp|sync_threads_of|mbarrier_wait)\([^;]*\);"
+
+
+def sanitized_driver(sanitizer: str) -> tuple[Path, list[str]]:
+    """Of few shapes; under the thread sanitizer one program for what is right and for all mutants.
+
+    Returns:
+        The program, and where the barriers stand that it can leave out.
+    """
+    headers, places = with_few_shapes("cuda/tiled_bitmap/linear_plan.h", *FEW_SHAPES), []
+    if sanitizer == "thread":
+        switched, places = with_switched_barriers(SWITCHED_PARTS, WAITS)
+        headers |= switched
+    return compile_driver(LINEAR, sanitizer, headers), places
 
 
 class Plan(NamedTuple):

@@ -54,12 +54,32 @@ HOST_SOURCES = {
     "dense_driver": ["cuda/dense/dense_plan.cpp"],
     "decode_driver": ["cuda/attention/unified_max_plan.cpp"],
 }
+SYNCTHREADS, SYNCWARP = r"__syncthreads\(\);", r"__syncwarp\(\);"
+# Whose programs under the thread sanitizer can leave out a barrier: of which kernels, and what it
+# looks like. One program is for what is right and for all mutants.
+SWITCHED = {
+    "offsets_driver": (["cuda/shared/offsets.cuh"], SYNCTHREADS),
+    "nm_vector/pack_driver": (["cuda/nm_vector/pack.cuh"], SYNCTHREADS),
+    "nm_vector/unpack_driver": (["cuda/nm_vector/unpack.cuh"], f"{SYNCTHREADS}|{SYNCWARP}"),
+    "nm_vector/validate_driver": (["cuda/nm_vector/validate.cuh"], SYNCTHREADS),
+    "tiled_bitmap/pack_driver": (["cuda/tiled_bitmap/pack.cuh"], SYNCWARP),
+    "tiled_bitmap/unpack_driver": (
+        ["cuda/tiled_bitmap/unpack.cuh", "cuda/tiled_bitmap/unit_copy.cuh"],
+        SYNCWARP,
+    ),
+    "tiled_bitmap/prompt_driver": (
+        ["cuda/tiled_bitmap/unpack_codes.cuh", "cuda/tiled_bitmap/unit_copy.cuh"],
+        SYNCWARP,
+    ),
+    "tiled_csl/pack_driver": (["cuda/tiled_csl/pack.cuh"], SYNCTHREADS),
+    "tiled_csl/unpack_driver": (["cuda/tiled_csl/unpack.cuh"], SYNCTHREADS),
+    "tiled_csl/validate_driver": (["cuda/tiled_csl/validate.cuh"], SYNCTHREADS),
+}
 SEEDS = (0, 1, 7)  # threads run in rising, falling and shuffled order
 EMULATOR_EXIT_CODE = 3
 RACE_EXIT_CODE = 66  # of the thread sanitizer
 # TSAN_OPTIONS of a mutant. That there is a race is enough: to name its lines takes longer.
 UNTIL_A_RACE = "halt_on_error=1:symbolize=0"
-SYNCTHREADS = r"__syncthreads\(\);"
 # Shared by the headers of a program: which barrier it leaves out.
 SWITCH = """#pragma once
 #include <cstdlib>
@@ -75,7 +95,10 @@ def compile_driver(name: str, sanitizer: str, headers: dict[str, str] | None = N
 
     Args:
         headers: The text of headers that hide those of the repository, by their path in KERNELS.
+            None: those of SWITCHED under the thread sanitizer, and else none.
     """
+    if headers is None and sanitizer == "thread" and name in SWITCHED:
+        headers, _ = with_switched_barriers(*SWITCHED[name])
     paths = [f"-I{KERNELS}"]
     if headers:
         folder = COMPILED / f"headers-{_digest(repr(sorted(headers.items())).encode())}"
@@ -226,15 +249,52 @@ def is_caught(ran: subprocess.CompletedProcess, judge: Callable[[bytes], None]) 
 
 
 def run_without_each_barrier(
-    kernel: str, name: str, run: Callable[..., subprocess.CompletedProcess]
-) -> list[subprocess.CompletedProcess]:
-    """Runs a driver under the thread sanitizer without each `__syncthreads` of a kernel in turn.
+    name: str, run: Callable[..., subprocess.CompletedProcess]
+) -> dict[str, subprocess.CompletedProcess]:
+    """Runs a driver of SWITCHED under the thread sanitizer without each of its barriers.
 
     Args:
-        kernel: A header, by its path in KERNELS.
         name: The driver.
         run: Runs the program that it is given, with its keywords in the environment.
+
+    Returns:
+        What it returned, by where in the kernels the barrier stands.
     """
-    headers, places = with_switched_barriers([kernel])
-    binary = compile_driver(name, "thread", headers)
-    return [run(binary, WITHOUT=str(number)) for number in range(len(places))]
+    _, places = with_switched_barriers(*SWITCHED[name])
+    binary = compile_driver(name, "thread")
+    return {place: run(binary, WITHOUT=str(number)) for number, place in enumerate(places)}
+
+
+def with_few_shapes(plan: str, *kept: Sequence[int]) -> dict[str, str]:
+    """A plan's header with fewer shapes, for a driver that is soon compiled.
+
+    Numbers of shapes stay: those that are not kept become copies of one before them that is.
+
+    Args:
+        plan: The header, by its path in KERNELS.
+        *kept: Numbers of the shapes to keep, of each of its lists; the first is among them.
+    """
+    lists = iter(kept)
+
+    def few(found: re.Match) -> str:
+        own, lines = next(lists), found[2].split("\\\n")[1:]
+        assert 0 in own and max(own) < len(lines)
+        taken = [max(each for each in own if each <= number) for number in range(len(lines))]
+        return found[1] + "".join(f" \\\n{lines[number].rstrip()}" for number in taken)
+
+    text, found = re.subn(
+        r"(#define FS_\w+\(X\))((?: *\\\n +X\([^()]*\))+)", few, (KERNELS / plan).read_text()
+    )
+    assert found == len(kept)
+    return {plan: text}
+
+
+def covering(shapes: Sequence[tuple]) -> list[int]:
+    """Numbers of a few shapes among which every number of every shape occurs in its place."""
+    left = {part for shape in shapes for part in enumerate(shape)}
+    kept = {0}
+    while left:
+        found = max(range(len(shapes)), key=lambda each: len(left & {*enumerate(shapes[each])}))
+        kept.add(found)
+        left -= {*enumerate(shapes[found])}
+    return sorted(kept)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What planners in C++ answer about launches, without a GPU."""
 
+import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flashsparse_plugin.gpu import GPUS, Gpu
 from flashsparse_plugin.ops import plan
@@ -39,6 +42,30 @@ def test_the_plan_is_the_cheapest_candidate(kernel):
     assert all(0 <= each.numbers[0] < len(shapes) for each in found)
     tokens = next(name for name in ("tokens", "warp_tokens", "tile_tokens") if name in shapes[0])
     assert all(shape[tokens] >= 1 for shape in shapes)
+
+
+@pytest.mark.parametrize("kernel", PRODUCTS)
+@settings(max_examples=20)
+@given(
+    shape=st.tuples(st.integers(1, 40_000), st.integers(1, 40_000)),
+    tokens=st.sampled_from((1, 2, 4, 8, 9, 16, 33, 64, 200, 1000)),
+    gpu=st.sampled_from(GPUS),
+)
+def test_the_plan_of_any_product_is_a_candidate(kernel, shape, tokens, gpu):
+    """And where a kernel cannot be planned for a product or a GPU, there is no candidate either."""
+    own = PRODUCTS[kernel]
+    share = own.nbytes / math.prod(own.shape)
+    product = replace(own, shape=shape, tokens=tokens, nbytes=round(share * math.prod(shape)))
+    try:
+        found = plan.candidates(kernel, product, gpu)
+    except RuntimeError:
+        found = []
+    if not found:
+        with pytest.raises(RuntimeError):
+            plan.plan(kernel, product, gpu)
+        return
+    chosen = plan.plan(kernel, product, gpu)
+    assert chosen.numbers in [each.numbers for each in found] and 0 < chosen.seconds < math.inf
 
 
 @pytest.mark.parametrize("kernel", PRODUCTS)

@@ -172,8 +172,8 @@ def test_the_first_block_that_breaks_the_pattern_is_found(driver, build):
 def test_every_barrier_is_needed():
     cases = [pruned((40, 700), 2, 4, 8, 2), pruned((40, 700), 8, 32, 32, 2)]
     mutants = run_without_each_barrier(
-        "cuda/nm_vector/pack.cuh", DRIVER, lambda binary, **without: run(binary, cases, **without)
+        DRIVER, lambda binary, **without: run(binary, cases, **without)
     )
     assert len(mutants) == 2
-    for ran in mutants:
+    for ran in mutants.values():
         assert ran.returncode == RACE_EXIT_CODE and b"data race" in ran.stderr

@@ -17,9 +17,7 @@ from emulation import (
     EACH_BUILD,
     RACE_EXIT_CODE,
     SEEDS,
-    SYNCTHREADS,
-    compile_driver,
-    with_switched_barriers,
+    run_without_each_barrier,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -249,15 +247,12 @@ def test_garbage_stays_in_bounds(driver):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "barrier", "count"),
-    [("unpack", SYNCTHREADS, 1), ("unpack", r"__syncwarp\(\);", 3), ("validate", SYNCTHREADS, 1)],
-)
-def test_every_barrier_is_needed(name, barrier, count):
+@pytest.mark.parametrize(("name", "count"), [(UNPACK, 4), (VALIDATE, 1)])
+def test_every_barrier_is_needed(name, count):
     cases = [random_case((40, 700), PatternOptions(n=2, m=4, vector_length=8), 2)]
-    headers, places = with_switched_barriers([f"cuda/nm_vector/{name}.cuh"], barrier)
-    assert len(places) == count
-    binary = compile_driver(f"nm_vector/{name}_driver", "thread", headers)
-    for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number))
+    mutants = run_without_each_barrier(
+        name, lambda binary, **without: run(binary, cases, **without)
+    )
+    assert len(mutants) == count
+    for place, ran in mutants.items():
         assert ran.returncode == RACE_EXIT_CODE and b"data race" in ran.stderr, place

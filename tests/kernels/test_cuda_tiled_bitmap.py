@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,8 @@ from emulation import (
     RACE_EXIT_CODE,
     SANITIZED,
     SEEDS,
-    compile_driver,
     run_packed_cases,
-    with_switched_barriers,
+    run_without_each_barrier,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -307,23 +307,20 @@ def test_garbage_stays_in_bounds(driver):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "kernels", "barriers"),
+    ("name", "run", "cases"),
     [
-        (PACK, ["cuda/tiled_bitmap/pack.cuh"], 3),
-        (UNPACK, ["cuda/tiled_bitmap/unpack.cuh", "cuda/tiled_bitmap/unit_copy.cuh"], 3),
+        (PACK, run_pack, lambda weight: [(weight, 7, 1)]),
+        (UNPACK, partial(run_packed_cases, timeout=120), lambda weight: [packed(weight, 7)]),
     ],
     ids=["pack", "unpack"],
 )
-def test_every_barrier_is_needed(name, kernels, barriers):
+def test_every_barrier_is_needed(name, run, cases):
     """The thread sanitizer reports a race for each barrier of a warp that is taken away."""
     weight = random_weight((17, 300), 0.5, FLOAT16, 5)
-    headers, places = with_switched_barriers(kernels, r"__syncwarp\(\);")
-    assert len(places) == barriers
-    binary = compile_driver(name, "thread", headers)
-    for number, place in enumerate(places):
-        if name == PACK:
-            ran = run_pack(binary, [(weight, 7, 1)], WITHOUT=str(number))
-        else:
-            ran = run_packed_cases(binary, [packed(weight, 7)], timeout=120, WITHOUT=str(number))
+    mutants = run_without_each_barrier(
+        name, lambda binary, **without: run(binary, cases(weight), **without)
+    )
+    assert len(mutants) == 3
+    for place, ran in mutants.items():
         assert ran.returncode == RACE_EXIT_CODE, place
         assert b"data race" in ran.stderr and b"cuda/tiled_bitmap/" in ran.stderr, place

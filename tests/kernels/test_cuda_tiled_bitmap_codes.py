@@ -7,7 +7,6 @@ What it has in common with the one of 16-bit values is tested there (test_cuda_t
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,15 +26,15 @@ from emulated_tiled_bitmap import (
     random_codes,
     require_all,
     run,
+    sanitized_driver,
     split,
 )
 from emulation import (
     SANITIZED,
     SEEDS,
     UNTIL_A_RACE,
-    compile_driver,
     is_caught,
-    with_switched_barriers,
+    run_without_each_barrier,
 )
 
 from flashsparse_plugin.formats.values.activations import quantise_tokens
@@ -160,16 +159,6 @@ def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
             assert torch.allclose(y.double()[finite], wanted[finite], rtol=1e-2, atol=1e-2)
 
 
-def switched_driver() -> tuple[Path, list[str]]:
-    """Under the thread sanitizer: one program for what is right and for all mutants.
-
-    Of barriers that are not those of the kernel of 16-bit values.
-    """
-    parts = ["cuda/mma_units/quantise_x.cuh", "cuda/mma_units/block_sum.cuh"]
-    headers, places = with_switched_barriers(parts)
-    return compile_driver(LINEAR, "thread", headers), places
-
-
 def prompts() -> list[Case]:
     """More tokens than a thread scales; edges that fit nothing; empty and full units."""
     sizes = ((1, 1, 1), (3, 40, 9), (33, 300, 17), (70, 700, 20), (516, 256, 3))
@@ -197,13 +186,13 @@ def test_sanitizers_find_nothing_in_a_prompt(driver, sanitizer):
 
 
 @pytest.mark.parametrize("sanitizer", SANITIZED)
-def test_sanitizers_find_nothing(driver, sanitizer):
+def test_sanitizers_find_nothing(sanitizer):
     cases = [
         planned(n, shape, (2, 2), 3, (CODES, ROUNDED)[n % 2])
         for n, shape in enumerate((0, 1, 3, 7))
     ]
     cases += [random_codes(33, 1000, 9, 3, operands=ROUNDED), *skewed_cases()[:2]]
-    binary = switched_driver()[0] if sanitizer == "thread" else driver(LINEAR, sanitizer)
+    binary, _ = sanitized_driver(sanitizer)
     cases = [case.replace(seed=7) for case in cases]
     require_all(binary, cases)
     require_all(binary, cases[::3], ARCHITECTURE="80")  # which copies by lanes
@@ -211,10 +200,11 @@ def test_sanitizers_find_nothing(driver, sanitizer):
 
 @pytest.mark.slow
 def test_no_barrier_can_be_spared():
-    """Without any one of them a race is found, or a wrong result."""
-    binary, places = switched_driver()
+    """Of those that are not in the kernel of 16-bit values: a race is found, or a wrong result."""
+    binary, places = sanitized_driver("thread")
+    places = {n: place for n, place in enumerate(places) if "mma_units" in place}
     case = random_codes(16, 600, 3, 1, operands=ROUNDED, seed=7)
-    for number, place in enumerate(places):
+    for number, place in places.items():
         ran = run(binary, [case], WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
         assert is_caught(ran, lambda written: judge(case, split(written, [case])[0])), place
     assert len(places) == 2
@@ -222,14 +212,14 @@ def test_no_barrier_can_be_spared():
 
 @pytest.mark.slow
 def test_no_barrier_of_a_prompt_can_be_spared():
-    parts = ["cuda/tiled_bitmap/unpack_codes.cuh", "cuda/tiled_bitmap/unit_copy.cuh"]
-    headers, places = with_switched_barriers(parts, r"__syncwarp\(\);")
-    binary = compile_driver(PROMPT, "thread", headers)
     case = random_codes(16, 600, 3, 1, operands=ROUNDED, seed=7)
-    for number, place in enumerate(places):
-        ran = run(binary, [case], WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
+    mutants = run_without_each_barrier(
+        PROMPT,
+        lambda binary, **without: run(binary, [case], TSAN_OPTIONS=UNTIL_A_RACE, **without),
+    )
+    assert len(mutants) == 3
+    for place, ran in mutants.items():
         assert is_caught(ran, lambda written: judge(case, split(written, [case])[0])), place
-    assert len(places) == 3
 
 
 def test_a_plan_that_cannot_be_is_refused(driver):

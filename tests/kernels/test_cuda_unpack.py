@@ -117,12 +117,11 @@ def test_every_barrier_is_needed():
     """The thread sanitizer reports a race for each `__syncthreads` that is taken away."""
     cases = packed_cases([random_weight((129, 65), 0.5, torch.float16, 5)], seeds=(0,))
     mutants = run_without_each_barrier(
-        UNPACK_KERNEL,
         "tiled_csl/unpack_driver",
         lambda binary, **without: run_packed_cases(binary, cases, timeout=120, **without),
     )
     assert len(mutants) == 2
-    for ran in mutants:
+    for ran in mutants.values():
         assert ran.returncode == RACE_EXIT_CODE
         assert b"data race" in ran.stderr
         assert UNPACK_KERNEL.encode() in ran.stderr  # names the line of the kernel

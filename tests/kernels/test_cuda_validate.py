@@ -152,12 +152,11 @@ def test_every_barrier_is_needed():
     words[5] = words[4] ^ (1 << 20)
     cases = [(words, offsets, shape, 7)]
     mutants = run_without_each_barrier(
-        VALIDATE_KERNEL,
         "tiled_csl/validate_driver",
         lambda binary, **without: run_packed_cases(binary, cases, timeout=300, **without),
     )
     assert len(mutants) == 3
-    for ran in mutants:
+    for ran in mutants.values():
         assert ran.returncode == RACE_EXIT_CODE
         assert b"data race" in ran.stderr
         assert VALIDATE_KERNEL.encode() in ran.stderr  # names the line of the kernel

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from pattern_products import require_linear_and_gradient
 from torch.nn import functional as F
 from weights import sparse_weight
 
@@ -12,7 +13,6 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.formats.pattern.nm_gather import NMGather, layout
 from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.packed import FormatError, PackedWeight
-from flashsparse_plugin.plan import Plan
 
 # Panels of 256 columns and fewer, of an odd number of steps, that begin between multiples of 32.
 PATTERNS = [(2, 4), (8, 32), (1, 8), (5, 7), (3, 12), (2, 32), (16, 200), (1, 1), (16, 256)]
@@ -118,15 +118,7 @@ def test_few_banks_meet():
 @pytest.mark.parametrize("values", ["native", "fp8_e4m3", "int4"])
 def test_linear_and_its_gradient_are_the_product(x_dtype, values):
     scheme = scheme_of(2, 4, 32, values=values, group=32 if values == "int4" else None)
-    weight = weight_of(scheme, (50, 70)).float()
-    packed = scheme.format.pack(weight.bfloat16(), scheme)
-    x = torch.randn(2, 3, 70).to(x_dtype).requires_grad_()
-    bias = torch.randn(50)
-    expected = F.linear(x.float(), weight, bias.to(x_dtype).float())
-    for plan in (None, Plan.only("sparse"), Plan.only("library")):
-        torch.testing.assert_close(packed.linear(x, bias.to(x_dtype), plan), expected.to(x_dtype))
-    packed.linear(x).sum().backward()
-    torch.testing.assert_close(x.grad.float(), weight.sum(0).expand(2, 3, -1), atol=0.1, rtol=0.02)
+    require_linear_and_gradient(scheme, x_dtype)
 
 
 def test_hostile_tensors_are_refused():

@@ -5,13 +5,12 @@ import itertools
 
 import pytest
 import torch
-from torch.nn import functional as F
+from pattern_products import require_linear_and_gradient
 from weights import sparse_weight
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats.pattern.nm_spmm import NMSpmm, layout
 from flashsparse_plugin.packed import FormatError, PackedWeight
-from flashsparse_plugin.plan import Plan
 
 # Panels of 16 entries and more, of fewer, and of columns that are no multiple of 4.
 PATTERNS = [(8, 32), (3, 5), (2, 4), (32, 32), (1, 32), (16, 17), (2, 100), (4, 7)]
@@ -88,16 +87,7 @@ def test_lists_of_columns_take_little_memory():
 
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_linear_and_its_gradient_are_the_product(x_dtype):
-    scheme = scheme_of(2, 4, 16)
-    weight = weight_of(scheme, (50, 70))
-    packed = scheme.format.pack(weight, scheme)
-    x = torch.randn(2, 3, 70).to(x_dtype).requires_grad_()
-    bias = torch.randn(50)
-    expected = F.linear(x.float(), weight, bias.to(x_dtype).float())
-    for plan in (None, Plan.only("sparse"), Plan.only("library")):
-        torch.testing.assert_close(packed.linear(x, bias.to(x_dtype), plan), expected.to(x_dtype))
-    packed.linear(x).sum().backward()
-    torch.testing.assert_close(x.grad.float(), weight.sum(0).expand(2, 3, -1), atol=0.1, rtol=0.02)
+    require_linear_and_gradient(scheme_of(2, 4, 16), x_dtype)
 
 
 def test_hostile_tensors_are_refused():
