@@ -102,7 +102,9 @@ class TiedHead(nn.Module):
     def to_linear(self, weight: nn.Parameter) -> nn.Linear:
         """The dense head, by the weight of the dense embedding."""
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        linear.weight, linear.bias = weight, self.bias
+        linear.weight = weight
+        if self.bias is not None:
+            linear.bias = self.bias
         return linear
 
 

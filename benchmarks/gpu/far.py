@@ -8,6 +8,10 @@ tensors x: none begins before the one before it has ended, as after a norm or an
 Then of one x, where on Hopper each launch begins while the one before it ends (near_us). Beside
 them: cuBLAS, the fastest way to call it; fp8, also with one kernel more that quantizes x; and int4
 of torch and, where vLLM is installed, of Marlin. Each product is held against float64 first.
+
+Output heads in 8 bits, which no table has yet:
+
+    python benchmarks/gpu/far.py --layers 128256x4096,151936x5120 --kinds "head, int8;head, fp8"
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.evaluation.dense_products import FP8, DenseProduct, dense_products
 from flashsparse_plugin.evaluation.dense_products import TOLERANCE as OF_RIVALS
-from flashsparse_plugin.evaluation.kinds import CHOICES, KINDS
+from flashsparse_plugin.evaluation.kinds import CHOICES, HEADS, KINDS
 
 Row = dict[str, Any]
 # Large layers of Qwen3-32B beside those of Llama 3.
@@ -93,7 +97,8 @@ class Far:
                 self._row(each, tokens, name, dense, us, us)
 
     def _kind(self, each: Layer, name: str, dense: dict[int, float]) -> None:
-        packed = KINDS[CHOICES[name]].pack(each.shape, self._dtype, self._device)
+        kind = HEADS[name] if name in HEADS else KINDS[CHOICES[name]]
+        packed = kind.pack(each.shape, self._dtype, self._device)
         codes = fs.SparseLinear.from_packed(packed.prepare(self._device))
         layers = _measure.Rotation(
             lambda: fs.SparseLinear.from_packed(_formats.copy_of(codes.packed)),

@@ -63,6 +63,11 @@ KINDS = {
     "8:32 fp8_e4m3": vectors(n=8, m=32, vector_length=32, values="fp8_e4m3"),
     "8:32 int8": vectors(n=8, m=32, vector_length=32, values="int8"),
 }
+HEADS = {
+    "head, int8": vectors(n=1, m=1, vector_length=128, values="int8"),
+    "head, fp8": vectors(n=1, m=1, vector_length=128, values="fp8_e4m3"),
+}
+"""Output heads that keep every weight."""
 
 
 # Those that people choose among, by the names of results and of tables: kinds of KINDS.

@@ -71,6 +71,11 @@ def settings_of(additional_config: Any) -> dict[str, Any]:
             f'additional_config["{KEY}"]["{DECODE_KERNELS}"] must be "{EARLY}" or "{DEFAULT}", not '
             f"{settings[DECODE_KERNELS]!r}"
         )
+    if settings.get("head") is not None and settings.get(METHOD) == NONE:
+        raise SettingsError(
+            f'"head" packs the output head, and --sparse-method {NONE} unpacks all layers: leave '
+            "one of the two out"
+        )
     return dict(settings)
 
 
@@ -133,11 +138,6 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
     settings = dict(settings)
     settings.pop(DECODE_KERNELS, None)  # nothing of weights
     method = settings.pop(METHOD, None)
-    if settings.get("head") is not None and method == NONE:
-        raise SettingsError(
-            f'"head" packs the output head, and --sparse-method {NONE} unpacks all layers: leave '
-            "one of the two out"
-        )
     if settings.get("head") is not None and stored is None and method is None:
         method = AUTO  # a head in 8 bits packs nothing else
     named = method not in (None, AUTO, NONE)

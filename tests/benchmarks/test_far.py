@@ -29,9 +29,11 @@ def run(monkeypatch, tmp_path):
 
 
 def test_each_kind_is_right_and_timed(run):
-    rows = _results.read(run(far, "--tokens", "1,8") / "far.csv")["rows"]
+    names = [*far.CHOICES, *far.HEADS]
+    rows = run(far, "--tokens", "1,8", "--kinds", ";".join(names)) / "far.csv"
+    rows = _results.read(rows)["rows"]
     assert [(row["kind"], row["tokens"]) for row in rows] == [
-        (kind, tokens) for kind in ("int4", *far.CHOICES) for tokens in (1, 8)
+        (kind, tokens) for kind in ("int4", *names) for tokens in (1, 8)
     ]
     assert all(min(row["us"], row["near_us"], row["dense_us"]) > 0 for row in rows)
 

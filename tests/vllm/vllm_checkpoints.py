@@ -153,15 +153,21 @@ def make_large(folder: Path, layers: int = 9, sparsity: float = 0.8) -> Path:
 
 @torch.no_grad()
 def greedy(
-    path: Path, prompts=PROMPTS, max_tokens: int = MAX_TOKENS, head: torch.Tensor | None = None
+    path: Path,
+    prompts=PROMPTS,
+    max_tokens: int = MAX_TOKENS,
+    head: torch.Tensor | None = None,
+    embedding: torch.Tensor | None = None,
 ) -> list[list[int]]:
     """What transformers generates in float32 from the dense weights with their zeros.
 
-    Where `head` is given, the output head has this weight, and the embedding keeps its own.
+    Where `head` or `embedding` is given, it is the weight of that.
     """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     if head is not None:
         model.lm_head.weight = torch.nn.Parameter(head)
+    if embedding is not None:
+        model.model.embed_tokens.weight = torch.nn.Parameter(embedding)
     tokens = []
     for prompt in prompts:
         ids = torch.tensor([prompt])

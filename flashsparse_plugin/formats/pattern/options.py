@@ -296,7 +296,7 @@ def store_codes(codes: Tensor, scales: Tensor, options: PatternOptions) -> dict[
     assert values is not None
     if options.keeps_all:
         kept = F.pad(codes, (0, -codes.shape[1] % options.m))
-        index = all_positions(options, *codes.shape, device)
+        index = all_positions(options, codes.shape[0], codes.shape[1], device)
         return {"weight_packed": values.encode(kept), "weight_index": index, "weight_scale": scales}
     with rules():
         kept, index = ops.nm_vector_pack(where_kernels_are(codes), *options.numbers)
