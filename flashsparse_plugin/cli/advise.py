@@ -49,8 +49,8 @@ def advise(
 
     Nothing is measured and no weight is read: bytes, latencies and arithmetic of each kernel are
     put together by models that were fitted to measurements (docs/evaluate.md has their errors).
-    Dense int4 is Marlin, measured on an H200 only. Only linear layers are counted; attention and
-    all else come on top, so that a whole model gains less.
+    Dense int4 is Marlin, measured on an H200 only. Only linear layers and experts are counted;
+    attention and all else come on top, so that a whole model gains less.
 
     \b
     [bold]Examples[/bold]
@@ -65,7 +65,7 @@ def advise(
     _, shapes = target_shapes(target)
     device = _gpu(gpu)
     choices = [*advice.dense_choices(device), *advice.sparse_choices(device, zeros)]
-    found = {n: list(advice.verdicts(choices, shapes.layers, n)) for n in batches}
+    found = {n: list(advice.verdicts(choices, shapes, n)) for n in batches}
     ladders = [
         (title, values, steps, _wins(steps, values, choices, shapes, batches))
         for title, values, steps in advice.ladders(device)
@@ -74,7 +74,8 @@ def advise(
         print_json(_plain(device, choices, shapes, batches, found, ladders))
         return
     article = "an" if device.name[0] in "AHLR" else "a"
-    text = f"Linear layers on {article} {device.name}, at {zeros:.0%} zeros"
+    what = "Linear layers and experts" if shapes.experts else "Linear layers"
+    text = f"{what} on {article} {device.name}, at {zeros:.0%} zeros"
     out.print(Text(text, style="bold"))
     about = (
         "Tokens a second, and the ratio to dense: estimated. Quality: perplexity / dense after "
@@ -97,6 +98,8 @@ def advise(
     for n in batches:
         for verdict in found[n]:
             out.print(_sentence(n, verdict))
+    if shapes.experts:
+        out.print(_about_experts(shapes, batches, choices[0]))
     _show_rest(shapes, device)
 
 
@@ -138,7 +141,7 @@ def _wins(
 
     others = [choice for choice in choices if choice.kind != "ours"]
     return {
-        n: {x.title: wins_from(steps, x.total(shapes.layers, n), shapes.layers, n) for x in others}
+        n: {x.title: wins_from(steps, x.total(shapes, n), shapes, n) for x in others}
         for n in batches
     }
 
@@ -146,13 +149,12 @@ def _wins(
 def _rate(choice: Choice, dense: Choice, shapes: ModelShapes, batch: int) -> float:
     """Tokens a second of the linear layers, with the head, which is dense in every choice."""
     head = 0.0 if shapes.head is None else dense.seconds(shapes.head, batch)
-    return batch / (choice.total(shapes.layers, batch) + head)
+    return batch / (choice.total(shapes, batch) + head)
 
 
 def _nbytes(choice: Choice, shapes: ModelShapes) -> tuple[float, float]:
-    """Bytes of the linear layers, and of all parameters."""
-    weights = sum(count * rows * columns for (rows, columns), count in shapes.layers.items())
-    layers = choice.bits * weights / 8
+    """Bytes of the linear layers and experts, and of all parameters."""
+    layers = choice.nbytes(shapes)
     return layers, layers + 2 * shapes.others
 
 
@@ -242,6 +244,27 @@ def _only_if(choice: Choice) -> str:
     return f", after training only (perplexity / dense {found.short})"
 
 
+def _about_experts(shapes: ModelShapes, batches: Sequence[int], dense: Choice) -> Text:
+    """What it means for the whole model that experts stay dense in our lines."""
+    of_all = dense.experts.bits / 8 * shapes.expert_parameters / _nbytes(dense, shapes)[1]
+    read, took = [], []
+    for n in batches:
+        each = max(shapes.experts, key=lambda experts: experts.parameters)
+        read.append(f"{each.read(n):.0f}")
+        took.append(f"{dense.experts_total(shapes, n) / dense.total(shapes, n):.0%}")
+    sets = ", ".join(f"{each.active} of {each.count}" for each in shapes.experts)
+    text = Text("Experts stay dense on a GPU: ", style="yellow")
+    text.append(
+        f"FlashSparse does not multiply them there yet, so that its lines have them in 16 bits, "
+        f"and those of others in their own. They are {of_all:.0%} of this model's weights. A token "
+        f"goes to {sets} of them in a layer; {', '.join(map(str, batches))} tokens read "
+        f"{', '.join(read)} if all are equally likely, which takes {', '.join(took)} of the dense "
+        "model's time here.",
+        style="",
+    )
+    return text
+
+
 def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
     own = (
         "Patterns are for models that were pruned to them (`flashsparse prune --pattern`). "
@@ -253,11 +276,6 @@ def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
         notes.append("The output head is dense in every line, and counted.")
     if shapes.others:
         notes.append(f"Memory has {size(2 * shapes.others)} of embeddings and the like.")
-    if shapes.experts:
-        notes.append(
-            f"{size(2 * shapes.experts)} of that are experts, which stay dense; their time is not "
-            "counted."
-        )
     notes.append("Memory of the key-value cache comes on top, and time of attention.")
     notes.append("`flashsparse eval` measures what they cost your model in quality.")
     out.print()
@@ -301,6 +319,15 @@ def _plain(
         "gpu": gpu.name,
         "measured": False,
         "layers": {f"{rows}x{cols}": count for (rows, cols), count in shapes.layers.items()},
+        "experts": [
+            {
+                "count": each.count,
+                "active": each.active,
+                "matrices": {f"{rows}x{cols}": n for (rows, cols), n in each.matrices.items()},
+                "read": {str(n): round(each.read(n), 1) for n in batches},
+            }
+            for each in shapes.experts
+        ],
         "choices": lines,
         "faster_from_zeros": {
             title: {str(n): wins[n] for n in batches} for title, _, _, wins in ladders

@@ -137,3 +137,28 @@ def test_a_config_that_asks_for_a_million_layers_is_refused(llama):
     result = advise(llama)
     assert result.exit_code == 1
     assert "more than 10,000 modules" in result.stderr
+
+
+MIXTURE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    **{"hidden_size": 2048, "moe_intermediate_size": 768, "intermediate_size": 6144},
+    **{"num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 4},
+    **{"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936},
+}
+
+
+def test_experts_have_the_bits_of_each_and_ours_stay_dense(tmp_path):
+    """Qwen3-30B-A3B, two layers of it: its experts are nearly all of its weights."""
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    found = json.loads(advise(tmp_path, "--gpu", "H200", "--batch", "8,64", "--json").stdout)
+    [experts] = found["experts"]
+    assert experts["matrices"] == {"1536x2048": 2, "2048x768": 2}
+    assert (experts["count"], experts["active"]) == (128, 8)
+    assert experts["read"] == {"8": 51.6, "64": 125.9}
+    nbytes = {choice["title"]: choice["linear_bytes"] for choice in found["choices"]}
+    assert nbytes["fp8"] == nbytes["dense"] / 2 and nbytes["int4"] < 0.26 * nbytes["dense"]
+    assert nbytes["2:4, int8"] > 0.95 * nbytes["dense"]
+    assert not any(verdict["use"] for verdict in found["verdicts"])  # for 4% of the weights
+    text = " ".join(advise(tmp_path, "--gpu", "H200", "--batch", "8").stdout.split())
+    assert "Experts stay dense on a GPU" in text and "A token goes to 8 of 128" in text
