@@ -11,6 +11,32 @@ Shape = tuple[int, int]  # (out_features, in_features)
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The experts of a mixture.
+
+    Attributes:
+        count: How many a layer has.
+        active: How many of them a token is sent to.
+        matrices: By the shape of a matrix of an expert, in how many layers its experts have one.
+    """
+
+    count: int
+    active: int
+    matrices: Mapping[Shape, int]
+
+    @property
+    def parameters(self) -> int:
+        """Of all experts."""
+        return self.count * sum(
+            layers * rows * columns for (rows, columns), layers in self.matrices.items()
+        )
+
+    def read(self, tokens: int) -> float:
+        """How many experts of a layer so many tokens reach, if each is as likely as any other."""
+        return self.count * (1 - (1 - self.active / self.count) ** tokens)
+
+
+@dataclass(frozen=True)
 class ModelShapes:
     """What the estimates of a model's speed and size go by.
 
@@ -18,14 +44,19 @@ class ModelShapes:
         layers: How many linear layers there are of each shape, as engines merge them; without the
             output head.
         head: Shape of the output head; None where there is none.
-        others: Parameters that are in none of these layers, a tied head's counted once.
-        experts: How many of the others are weights of experts.
+        others: Parameters that are in none of these layers, a tied head's counted once; without
+            experts.
+        experts: Of a mixture; one for each kind of layer that has some.
     """
 
     layers: Mapping[Shape, int]
     head: Shape | None = None
     others: int = 0
-    experts: int = 0
+    experts: tuple[Experts, ...] = ()
+
+    @property
+    def expert_parameters(self) -> int:
+        return sum(each.parameters for each in self.experts)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,6 +40,10 @@ def advise(
     batch: Annotated[
         str, typer.Option(help="Sequences decoded at once.", metavar="N,N,...")
     ] = "1,8,64",
+    prompt: Annotated[
+        int,
+        typer.Option(min=0, max=1 << 16, help="Tokens of a prompt that is read; 0: none."),
+    ] = 2048,
     zeros: Annotated[
         float, typer.Option(min=0, max=1, help="Share of zeros that the model has, or may get.")
     ] = 0.5,
@@ -49,23 +53,25 @@ def advise(
 
     Nothing is measured and no weight is read: bytes, latencies and arithmetic of each kernel are
     put together by models that were fitted to measurements (docs/evaluate.md has their errors).
-    Dense int4 is Marlin, measured on an H200 only. Only linear layers are counted; attention and
-    all else come on top, so that a whole model gains less.
+    Dense int4 is Marlin, measured on an H200 only. Only linear layers and experts are counted;
+    attention and all else come on top, so that a whole model gains less.
 
     \b
     [bold]Examples[/bold]
       flashsparse advise MODEL --gpu H200
-      flashsparse advise MODEL --gpu H100 --batch 1,16 --zeros 0.75
+      flashsparse advise MODEL --gpu H100 --batch 1,16 --prompt 8192 --zeros 0.75
       flashsparse advise 4096x4096,28672x4096 --gpu H100
     """
-    batches = _batches(batch)
+    batches = {n: f"batch {n}" for n in _batches(batch)}
+    if prompt:
+        batches.setdefault(prompt, f"prompt {prompt}")
     with err.status("Starting"):
         from flashsparse_plugin.dataflow import advice
 
     _, shapes = target_shapes(target)
     device = _gpu(gpu)
     choices = [*advice.dense_choices(device), *advice.sparse_choices(device, zeros)]
-    found = {n: list(advice.verdicts(choices, shapes.layers, n)) for n in batches}
+    found = {n: list(advice.verdicts(choices, shapes, n)) for n in batches}
     ladders = [
         (title, values, steps, _wins(steps, values, choices, shapes, batches))
         for title, values, steps in advice.ladders(device)
@@ -74,7 +80,8 @@ def advise(
         print_json(_plain(device, choices, shapes, batches, found, ladders))
         return
     article = "an" if device.name[0] in "AHLR" else "a"
-    text = f"Linear layers on {article} {device.name}, at {zeros:.0%} zeros"
+    what = "Linear layers and experts" if shapes.experts else "Linear layers"
+    text = f"{what} on {article} {device.name}, at {zeros:.0%} zeros"
     out.print(Text(text, style="bold"))
     about = (
         "Tokens a second, and the ratio to dense: estimated. Quality: perplexity / dense after "
@@ -87,17 +94,20 @@ def advise(
         about += f" Estimated from unverified rates: {', '.join(device.unverified)}."
     out.print(Text(about, style="dim"))
     out.print()
-    most = 3 if len(batches) < 4 else 2  # columns that 80 characters have room for, evenly
+    most = 2 if len(batches) == 4 else 3  # columns that 80 characters have room for, evenly
+    titles = list(batches.items())
     for first in range(0, len(batches), most):
-        _show_choices(choices, shapes, batches[first : first + most])
+        _show_choices(choices, shapes, dict(titles[first : first + most]))
     if choices[0].is_checked and not all(choice.is_checked for choice in choices):
         out.print(Text("* not compared with any measurement of ours", style="dim"))
         out.print()
     _show_ladders(ladders, batches, choices)
-    for n in batches:
+    for n, title in batches.items():
         for verdict in found[n]:
-            out.print(_sentence(n, verdict))
-    _show_rest(shapes, device)
+            out.print(_sentence(title, verdict))
+    if shapes.experts:
+        out.print(_about_experts(shapes, batches, choices[0]))
+    _show_rest(shapes, device, max(batches))
 
 
 def _batches(text: str) -> list[int]:
@@ -131,14 +141,14 @@ def _wins(
     values: int,
     choices: Sequence[Choice],
     shapes: ModelShapes,
-    batches: Sequence[int],
+    batches: Mapping[int, str],
 ) -> dict[int, dict[str, float | None]]:
     """By batch and rival, from how many zeros on a format is faster."""
     from flashsparse_plugin.dataflow.advice import wins_from
 
     others = [choice for choice in choices if choice.kind != "ours"]
     return {
-        n: {x.title: wins_from(steps, x.total(shapes.layers, n), shapes.layers, n) for x in others}
+        n: {x.title: wins_from(steps, x.total(shapes, n), shapes, n) for x in others}
         for n in batches
     }
 
@@ -146,21 +156,22 @@ def _wins(
 def _rate(choice: Choice, dense: Choice, shapes: ModelShapes, batch: int) -> float:
     """Tokens a second of the linear layers, with the head, which is dense in every choice."""
     head = 0.0 if shapes.head is None else dense.seconds(shapes.head, batch)
-    return batch / (choice.total(shapes.layers, batch) + head)
+    return batch / (choice.total(shapes, batch) + head)
 
 
 def _nbytes(choice: Choice, shapes: ModelShapes) -> tuple[float, float]:
-    """Bytes of the linear layers, and of all parameters."""
-    weights = sum(count * rows * columns for (rows, columns), count in shapes.layers.items())
-    layers = choice.bits * weights / 8
+    """Bytes of the linear layers and experts, and of all parameters."""
+    layers = choice.nbytes(shapes)
     return layers, layers + 2 * shapes.others
 
 
 # ---- showing ------------------------------------------------------------------------------------
 
 
-def _show_choices(choices: Sequence[Choice], shapes: ModelShapes, batches: Sequence[int]) -> None:
-    made = table("", "memory", "quality", *(f"batch {n}" for n in batches))
+def _show_choices(
+    choices: Sequence[Choice], shapes: ModelShapes, batches: Mapping[int, str]
+) -> None:
+    made = table("", "memory", "quality", *batches.values())
     dense = choices[0]
     for choice in choices:
         cells = []
@@ -178,12 +189,12 @@ def _show_choices(choices: Sequence[Choice], shapes: ModelShapes, batches: Seque
     _print(made)
 
 
-def _show_ladders(ladders: Any, batches: Sequence[int], choices: Sequence[Choice]) -> None:
+def _show_ladders(ladders: Any, batches: Mapping[int, str], choices: Sequence[Choice]) -> None:
     others = [choice.title for choice in choices if choice.kind != "ours"]
     out.print(Text(f"Faster from this % of zeros on than {' / '.join(others)}", style="bold"))
     out.print(Text("-: at no share of zeros", style="dim"))
     out.print()
-    made = table("", *(f"batch {n}" for n in batches))
+    made = table("", *batches.values())
     for title, _, _, wins in ladders:
         cells = [
             " / ".join("-" if x is None else f"{100 * x:.0f}" for x in wins[n].values())
@@ -210,10 +221,10 @@ def _short(rate: float) -> str:
 _NO_LESS = {8: "8 bits or more", 4: "4 bits or more"}
 
 
-def _sentence(batch: int, verdict: Verdict) -> Text:
+def _sentence(title: str, verdict: Verdict) -> Text:
     from flashsparse_plugin.dataflow.advice import MARGIN
 
-    text = Text(f"Batch {batch}, {_NO_LESS[verdict.values]}: ")
+    text = Text(f"{title.capitalize()}, {_NO_LESS[verdict.values]}: ")
     ours, other, ratio = verdict.ours.title, verdict.rival.title, verdict.ratio
     if not verdict.is_for_us:
         text.append("do not use us here", style="yellow")
@@ -242,7 +253,30 @@ def _only_if(choice: Choice) -> str:
     return f", after training only (perplexity / dense {found.short})"
 
 
-def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
+def _about_experts(shapes: ModelShapes, batches: Mapping[int, str], dense: Choice) -> Text:
+    """What it means for the whole model that experts stay dense in our lines."""
+    of_all = dense.experts.bits / 8 * shapes.expert_parameters / _nbytes(dense, shapes)[1]
+    read, took = [], []
+    for n in batches:
+        each = max(shapes.experts, key=lambda experts: experts.parameters)
+        read.append(f"{each.read(n):.0f}")
+        took.append(f"{dense.experts_total(shapes, n) / dense.total(shapes, n):.0%}")
+    sets = ", ".join(f"{each.active} of {each.count}" for each in shapes.experts)
+    text = Text("Experts stay dense on a GPU: ", style="yellow")
+    text.append(
+        f"FlashSparse does not multiply them there yet, so that its lines have them in 16 bits, "
+        f"and those of others in their own. They are {of_all:.0%} of this model's weights. A token "
+        f"goes to {sets} of them in a layer; {', '.join(map(str, batches))} tokens read "
+        f"{', '.join(read)} if all are equally likely, which takes {', '.join(took)} of the dense "
+        "model's time here.",
+        style="",
+    )
+    return text
+
+
+def _show_rest(shapes: ModelShapes, gpu: Gpu, most: int) -> None:
+    from flashsparse_plugin.dataflow.rivals import MARLIN_PROMPTS, MARLIN_TOKENS
+
     own = (
         "Patterns are for models that were pruned to them (`flashsparse prune --pattern`). "
         "Unstructured zeros have the lines named by a format, and `flashsparse inspect MODEL "
@@ -253,11 +287,6 @@ def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
         notes.append("The output head is dense in every line, and counted.")
     if shapes.others:
         notes.append(f"Memory has {size(2 * shapes.others)} of embeddings and the like.")
-    if shapes.experts:
-        notes.append(
-            f"{size(2 * shapes.experts)} of that are experts, which stay dense; their time is not "
-            "counted."
-        )
     notes.append("Memory of the key-value cache comes on top, and time of attention.")
     notes.append("`flashsparse eval` measures what they cost your model in quality.")
     out.print()
@@ -266,6 +295,8 @@ def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
     for (rule, values), (what, where) in PUBLISHED.items():
         name = values if rule == DENSE else rule
         out.print(Text(f"  {name}: {what} ({where})", style="dim"))
+    if most > MARLIN_TOKENS:
+        out.print(Text(f"  {MARLIN_PROMPTS}", style="dim"))
 
 
 def _cost(choice: Choice) -> dict[str, Any] | None:
@@ -285,7 +316,7 @@ def _plain(
     gpu: Gpu,
     choices: Sequence[Choice],
     shapes: ModelShapes,
-    batches: Sequence[int],
+    batches: Mapping[int, str],
     found: dict[int, list[Verdict]],
     ladders: Any,
 ) -> dict[str, Any]:
@@ -301,6 +332,15 @@ def _plain(
         "gpu": gpu.name,
         "measured": False,
         "layers": {f"{rows}x{cols}": count for (rows, cols), count in shapes.layers.items()},
+        "experts": [
+            {
+                "count": each.count,
+                "active": each.active,
+                "matrices": {f"{rows}x{cols}": n for (rows, cols), n in each.matrices.items()},
+                "read": {str(n): round(each.read(n), 1) for n in batches},
+            }
+            for each in shapes.experts
+        ],
         "choices": lines,
         "faster_from_zeros": {
             title: {str(n): wins[n] for n in batches} for title, _, _, wins in ladders
@@ -308,6 +348,7 @@ def _plain(
         "verdicts": [
             {
                 "batch": n,
+                "prompt": title.startswith("prompt"),
                 "least_bits": verdict.values,
                 "use": verdict.is_for_us,
                 "ours": verdict.ours.title,
@@ -317,7 +358,7 @@ def _plain(
                 "after_training_only": needs_training(verdict.ours.rule, verdict.ours.type),
                 "if_trained_for_it": verdict.trained and verdict.trained[0].title,
             }
-            for n in batches
+            for n, title in batches.items()
             for verdict in found[n]
         ],
     }

@@ -14,7 +14,7 @@ from rich.text import Text
 
 import flashsparse_plugin
 
-from .bench_show import draw, show
+from .bench_show import BUSY, draw, show
 from .console import err, out, usage
 from .models import MODEL, best_device, target_shapes
 from .tune import TuneDtype
@@ -77,7 +77,10 @@ def bench(
         from flashsparse_plugin.evaluation.layer_bench import LayerBench, speedups, write_csv
 
         device = torch.device(best_device())
-        about = _conditions(device, dtype.value, name, shapes)
+        busy = device.type == "cpu" and os.getloadavg()[0] > (os.cpu_count() or 1)
+        if busy:
+            err.print(Text(f"{BUSY}.", "yellow"))
+        about = _conditions(device, dtype.value, name, shapes) | {"busy": busy}
         measured = LayerBench(
             counts,
             device,
@@ -89,11 +92,11 @@ def bench(
                 write_csv(csv, about, measured.rows)
     found = speedups(measured.rows, shapes.layers)
     machine = about.get("gpu", about["cpu"])
-    show(found, counts, f"{name or 'Linear layers'} on {machine}", measured.left_out)
-    if device.type == "cpu" and os.getloadavg()[0] > (os.cpu_count() or 1):
-        out.print(Text("This machine is busy with other work: measure again later.", "yellow"))
+    show(found, counts, f"{name or 'Linear layers'} on {machine}", measured.left_out, busy)
+    if shapes.experts:
+        out.print(Text("Experts are not measured: these are the other linear layers.", "yellow"))
     if plot is not None:
-        draw(found, counts, f"{name or 'layers'}, {machine}, torch {torch.__version__}", plot)
+        draw(found, counts, f"{name or 'layers'}, {machine}, torch {torch.__version__}", plot, busy)
         out.print(Text(f"Drawn to {plot}"), soft_wrap=True)
     _say_where_to_send(csv)
     if measured.wrong:

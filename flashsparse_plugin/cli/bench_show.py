@@ -40,6 +40,9 @@ def shown(tokens: Sequence[int]) -> int:
     return max((count for count in tokens if count <= FEW), default=tokens[0])
 
 
+BUSY = "The machine was busy with other work: measure again before you believe a ratio"
+
+
 def finding(found: Found, tokens: int) -> str:
     """A sentence: the best of ours beside the best of others; patterns of vectors do not count."""
     at = {kind: ratios[tokens] for kind, (_, ratios) in found.items() if tokens in ratios}
@@ -61,10 +64,16 @@ def bar(ratio: float, most: float) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def show(found: Found, tokens: Sequence[int], about: str, left_out: Mapping[str, str]) -> None:
+def show(
+    found: Found,
+    tokens: Sequence[int],
+    about: str,
+    left_out: Mapping[str, str],
+    busy: bool = False,
+) -> None:
     """Prints the speedups: kinds down, tokens across, and a bar for a small decode batch."""
     few = shown(tokens)
-    out.print(Text(finding(found, few), style="bold"))
+    out.print(Text(BUSY if busy else finding(found, few), style="bold"))
     out.print(Text(f"{about}: time of dense layers / time, by tokens", style="dim"))
     out.print()
     columns = [*map(str, tokens)]
@@ -104,7 +113,7 @@ def next_is_ours(kind: str, kinds: Sequence[str]) -> bool:
     return place < len(kinds) and kinds[place] not in RIVALS
 
 
-def draw(found: Found, tokens: Sequence[int], about: str, path: Path) -> None:
+def draw(found: Found, tokens: Sequence[int], about: str, path: Path, busy: bool = False) -> None:
     """Draws bars of the speedups, a panel for each number of tokens."""
     import matplotlib.pyplot as plt
 
@@ -128,7 +137,11 @@ def draw(found: Found, tokens: Sequence[int], about: str, path: Path) -> None:
     axes.flat[0].invert_yaxis()
     axes.flat[0].set_xlim(0, 1.15 * max(r for _, ratios in found.values() for r in ratios.values()))
     figure.suptitle(
-        finding(found, shown(tokens)), x=0.01, ha="left", fontsize=11, fontweight="bold"
+        BUSY if busy else finding(found, shown(tokens)),
+        x=0.01,
+        ha="left",
+        fontsize=11,
+        fontweight="bold",
     )
     small = f"Time of dense layers / time. {about}. Orange: others. *: if trained with the pattern"
     figure.text(0.01, 0.01, small, fontsize=7, color="0.35")

@@ -12,6 +12,7 @@ import torch
 from ..formats import get_format
 from ..gpu import Gpu, library_seconds
 from ..known_quality import DENSE, Quality, quality
+from ..served import ModelShapes
 from . import rivals
 from .expected import DENSITIES, ESTIMATED, sample, unstructured_schemes
 from .model import Weight, best_seconds
@@ -30,6 +31,7 @@ class Choice:
     """A way to store weights.
 
     Attributes:
+        gpu: Where it is estimated.
         title: For people.
         kind: Dense in 16 bits, what others offer, or ours.
         values: Bits of a value: what it costs in quality goes by them and by the zeros.
@@ -39,8 +41,10 @@ class Choice:
         is_checked: Whether its estimates were compared with measurements of ours.
         rule: Its zeros, as `known_quality` has them.
         type: Of its values, likewise.
+        experts: What multiplies the experts of a mixture beside it. Ours leaves them dense.
     """
 
+    gpu: Gpu
     title: str
     kind: Kind
     values: Values
@@ -50,6 +54,7 @@ class Choice:
     is_checked: bool = True
     rule: str = DENSE
     type: str = "16 bits"
+    experts: rivals.ExpertKernel = rivals.EXPERTS_16
 
     @property
     def is_trained_only(self) -> bool:
@@ -61,9 +66,19 @@ class Choice:
         """What is known of its cost; None: nothing."""
         return quality(self.rule, self.type)
 
-    def total(self, layers: Mapping[Shape, int], tokens: int) -> float:
-        """Seconds of so many layers of each shape."""
-        return sum(count * self.seconds(shape, tokens) for shape, count in layers.items())
+    def total(self, shapes: ModelShapes, tokens: int) -> float:
+        """Seconds of the linear layers and of the experts, without the output head."""
+        linear = sum(count * self.seconds(shape, tokens) for shape, count in shapes.layers.items())
+        return linear + self.experts_total(shapes, tokens)
+
+    def experts_total(self, shapes: ModelShapes, tokens: int) -> float:
+        """Seconds of the experts alone."""
+        return sum(self.experts.seconds(each, tokens, self.gpu) for each in shapes.experts)
+
+    def nbytes(self, shapes: ModelShapes) -> float:
+        """Bytes of the linear layers and of the experts."""
+        weights = sum(count * rows * columns for (rows, columns), count in shapes.layers.items())
+        return (self.bits * weights + self.experts.bits * shapes.expert_parameters) / 8
 
 
 def dense_choices(gpu: Gpu) -> list[Choice]:
@@ -75,12 +90,15 @@ def dense_choices(gpu: Gpu) -> list[Choice]:
         )
 
     hopper = gpu.name in MEASURED
-    found = [Choice("dense", "dense", 16, 0.0, 16.0, whole(library_seconds), hopper)]
+    found = [Choice(gpu, "dense", "dense", 16, 0.0, 16.0, whole(library_seconds), hopper)]
     if gpu.capability >= rivals.FP8_CAPABILITY:
         fp8 = whole(rivals.fp8_seconds)
-        found.append(Choice("fp8", "rival", 8, 0.0, 8.0, fp8, hopper, DENSE, "fp8"))
-    own, bits, here = whole(rivals.marlin_seconds), rivals.MARLIN_BITS, gpu.name == "H200"
-    return [*found, Choice("int4", "rival", 4, 0.0, bits, own, here, DENSE, "int4")]
+        own = rivals.EXPERTS_FP8
+        found.append(Choice(gpu, "fp8", "rival", 8, 0.0, 8.0, fp8, hopper, DENSE, "fp8", own))
+    marlin, bits, here = whole(rivals.marlin_seconds), rivals.MARLIN_BITS, gpu.name == "H200"
+    own = rivals.EXPERTS_INT4
+    found.append(Choice(gpu, "int4", "rival", 4, 0.0, bits, marlin, here, DENSE, "int4", own))
+    return found
 
 
 def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:
@@ -132,14 +150,20 @@ def sparse_choice(
     scheme = own.runtime(stored, torch.device("cuda"))
     bits, kept = sample(scheme, round(density, 6))
 
-    def seconds(shape: Shape, tokens: int) -> float:
-        nbytes = max(int(bits * shape[0] * shape[1] / 8), 1)
-        weight = Weight(shape, scheme, kept, nbytes)
-        return best_seconds(weight, tokens, gpu)
-
-    told = stored.options.title.removesuffix(" by 128")
     anywhere = "n" not in options
     needed = 1 - density if anywhere else 1 - options["n"] / options["m"]
+
+    def seconds(shape: Shape, tokens: int) -> float:
+        nbytes = max(int(bits * shape[0] * shape[1] / 8), 1)
+        found = best_seconds(Weight(shape, scheme, kept, nbytes), tokens, gpu)
+        if not gpu.unverified:
+            return found
+        # Kernels are fitted to GPUs that accumulate in float32 at full speed. GeForce does at half,
+        # and no kernel of ours has more of the tensor cores than the library there.
+        operations = 2.0 * tokens * shape[0] * shape[1] * (1 - needed)
+        return max(found, operations / gpu.arithmetic)
+
+    told = stored.options.title.removesuffix(" by 128")
     title = ", ".join(filter(None, (format, f"{needed:.0%}", told))) if anywhere else told
     unmeasured = values == 4 and options["m"] > 4
     checked = gpu.name in MEASURED and not unmeasured
@@ -148,18 +172,18 @@ def sparse_choice(
     if anywhere:
         rule = f"{100 * needed:.4g}%"
     of_values = options.get("values", "16 bits")
-    return Choice(title, "ours", values, needed, bits, seconds, checked, rule, of_values)
+    return Choice(gpu, title, "ours", values, needed, bits, seconds, checked, rule, of_values)
 
 
 def wins_from(
-    choices: Sequence[Choice], best: float, layers: Mapping[Shape, int], tokens: int
+    choices: Sequence[Choice], best: float, shapes: ModelShapes, tokens: int
 ) -> float | None:
     """The least share of zeros from which on a format is faster than something else.
 
     Args:
         choices: A format at rising shares of zeros.
         best: Seconds to be below, by `MARGIN`.
-        layers: How many there are of each shape.
+        shapes: Of the model.
         tokens: A batch.
 
     Returns:
@@ -167,7 +191,7 @@ def wins_from(
     """
     found = None
     for choice in reversed(choices):
-        if choice.total(layers, tokens) * MARGIN > best:
+        if choice.total(shapes, tokens) * MARGIN > best:
             break
         found = choice.sparsity
     return found
@@ -219,9 +243,7 @@ class Verdict:
         return self.ratio >= MARGIN
 
 
-def verdicts(
-    choices: Sequence[Choice], layers: Mapping[Shape, int], tokens: int
-) -> Iterator[Verdict]:
+def verdicts(choices: Sequence[Choice], shapes: ModelShapes, tokens: int) -> Iterator[Verdict]:
     """For values of 8 bits or more, and with those of 4, the fastest of ours beside the others'.
 
     What has fewer bits is compared with what has as few: 4 bits cost quality that 8 do not. A
@@ -235,12 +257,12 @@ def verdicts(
             continue
 
         def total(choice: Choice) -> float:
-            return choice.total(layers, tokens)
+            return choice.total(shapes, tokens)
 
         best, rival = min(ours, key=total), min(others, key=total)
         lost = tuple(
             shape
-            for shape in layers
+            for shape in shapes.layers
             if rival.seconds(shape, tokens) < MARGIN * best.seconds(shape, tokens)
         )
         fastest, ratio = min(all_ours, key=total), total(rival) / total(best)

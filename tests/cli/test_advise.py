@@ -8,6 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli import app
+from flashsparse_plugin.cli.advise import _sentence
+from flashsparse_plugin.data_sheets import GPU_NAMES
+from flashsparse_plugin.dataflow import advice
+from flashsparse_plugin.gpu import gpu_named
+from flashsparse_plugin.known_quality import needs_training
+from flashsparse_plugin.served import served
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -55,13 +61,54 @@ def test_it_says_where_to_leave_us():
     text = advise("4096x4096", "--gpu", "H200", "--batch", "64").stdout
     assert "Batch 64, 8 bits or more: do not use us here: fp8 is" in " ".join(text.split())
     found = json.loads(advise("57344x8192", "--batch", "1", "--json").stdout)
-    assert all(verdict["use"] for verdict in found["verdicts"])
+    assert [verdict["use"] for verdict in found["verdicts"] if not verdict["prompt"]] == [True] * 2
+
+
+def test_prompts_have_a_column_and_int4_says_that_it_is_modelled():
+    """Dense int4 multiplies in 16 bits: what it gains with few tokens it loses with a prompt."""
+    for gpu, share in (("H200", 0.46), ("A100", 0.60)):
+        found = json.loads(advise("28672x4096", "--gpu", gpu, "--json").stdout)
+        rates = {each["title"]: each["tokens_per_second"] for each in found["choices"]}
+        ratio = {n: rates["int4"][n] / rates["dense"][n] for n in ("1", "2048")}
+        assert ratio["1"] > 1.9 and ratio["2048"] == pytest.approx(share, rel=0.05)
+        assert [each["batch"] for each in found["verdicts"] if each["prompt"]] == [2048, 2048]
+    text = " ".join(advise("28672x4096", "--gpu", "H200").stdout.split())
+    assert "Prompt 2048, 8 bits or more: do not use us here: fp8 is" in text
+    assert "int4 with prompts: modelled" in text and "vllm/pull/2497" in text
+    assert "modelled" not in advise("28672x4096", "--gpu", "H200", "--prompt", "0").stdout
+
+
+@pytest.mark.parametrize("gpu", GPU_NAMES)
+def test_nothing_ruinous_is_recommended(gpu):
+    """What ruins a model in one shot is named after training only, or as trained for it."""
+    device = gpu_named(gpu)
+    choices = [*advice.dense_choices(device), *advice.sparse_choices(device, 0.5)]
+    for model in ("Llama-3.1-8B", "Llama-3.2-1B", "Llama-3.3-70B"):
+        for tokens in (1, 8, 2048):
+            if device.unverified and tokens == 2048:  # no more than the zeros can bring
+                shape = (28672, 4096)
+                dense = choices[0].seconds(shape, tokens)
+                assert all(
+                    dense < 1.05 * each.seconds(shape, tokens) / (1 - each.sparsity)
+                    for each in choices
+                    if each.kind == "ours"
+                )
+            for verdict in advice.verdicts(choices, served(model).model_shapes, tokens):
+                ours = verdict.ours
+                assert not ours.is_trained_only and "L=" not in ours.title
+                sentence = _sentence(f"batch {tokens}", verdict).plain
+                if verdict.is_for_us and needs_training(ours.rule, ours.type):
+                    assert f"as fast as {verdict.rival.title}, after training only" in sentence
+                if verdict.trained is not None:
+                    assert "only if the model was trained for it" in sentence
+                assert "best" not in sentence
 
 
 @pytest.mark.parametrize(("batches", "tables"), [("1,8,64", 1), ("1,8,64,512", 2)])
 def test_nothing_is_cut_off_at_80_columns(llama, batches, tables):
     (llama / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 4}))
-    text = advise(llama, "--gpu", "H200", "--batch", batches, "--zeros", "0.625").stdout
+    more = ("--batch", batches, "--prompt", "0", "--zeros", "0.625")
+    text = advise(llama, "--gpu", "H200", *more).stdout
     lines = [line for line in text.splitlines() if line.startswith("tiled_bitmap, 62%, int8")]
     assert len(lines) == tables and max(map(len, lines)) <= 80
     ratios = [each for line in lines for each in re.findall(r"\d\.\d\d(?=  |$)", line.rstrip())]
@@ -76,7 +123,7 @@ def test_quality_stands_beside_speed_and_what_it_ruins_is_not_the_best():
     assert min(costs["16:32, L=32, int8"]["one_shot"]) > 10
     assert max(costs["tiled_bitmap, 50%"]["one_shot"]) < 2 and costs["dense"] is None
     assert "Sparse-Llama-3.1-8B-2of4" in costs["2:4"]["published"][0]
-    for verdict in found["verdicts"]:
+    for verdict in found["verdicts"][:2]:
         assert verdict["ours"].startswith("2:4, int") and verdict["after_training_only"]
     assert found["verdicts"][0]["if_trained_for_it"].startswith("16:32, L=32")
     text = " ".join(advise(*target).stdout.split())
@@ -137,3 +184,28 @@ def test_a_config_that_asks_for_a_million_layers_is_refused(llama):
     result = advise(llama)
     assert result.exit_code == 1
     assert "more than 10,000 modules" in result.stderr
+
+
+MIXTURE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    **{"hidden_size": 2048, "moe_intermediate_size": 768, "intermediate_size": 6144},
+    **{"num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 4},
+    **{"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936},
+}
+
+
+def test_experts_have_the_bits_of_each_and_ours_stay_dense(tmp_path):
+    """Qwen3-30B-A3B, two layers of it: its experts are nearly all of its weights."""
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    found = json.loads(advise(tmp_path, "--gpu", "H200", "--batch", "8,64", "--json").stdout)
+    [experts] = found["experts"]
+    assert experts["matrices"] == {"1536x2048": 2, "2048x768": 2}
+    assert (experts["count"], experts["active"]) == (128, 8)
+    assert experts["read"] == {"8": 51.6, "64": 125.9, "2048": 128.0}
+    nbytes = {choice["title"]: choice["linear_bytes"] for choice in found["choices"]}
+    assert nbytes["fp8"] == nbytes["dense"] / 2 and nbytes["int4"] < 0.26 * nbytes["dense"]
+    assert nbytes["2:4, int8"] > 0.95 * nbytes["dense"]
+    assert not any(verdict["use"] for verdict in found["verdicts"])  # for 4% of the weights
+    text = " ".join(advise(tmp_path, "--gpu", "H200", "--batch", "8").stdout.split())
+    assert "Experts stay dense on a GPU" in text and "A token goes to 8 of 128" in text

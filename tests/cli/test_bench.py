@@ -42,6 +42,7 @@ def timed(monkeypatch):
     monkeypatch.setattr(layer_bench.LayerBench, "_guarded", guarded)
     monkeypatch.setattr(layer_bench, "cpu_timer", timer)
     monkeypatch.setattr(layer_bench, "CPU_COLD", 0)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 def test_a_table_a_picture_and_a_csv_without_a_name(timed, tmp_path):
@@ -142,3 +143,13 @@ def test_the_cpu_is_timed_by_its_fastest_sample():
     calls = []
     assert 0 < layer_bench.cpu_timer(lambda: calls.append(torch.ones(4).sum()), 2) < 1
     assert len(calls) > layer_bench.CPU_SAMPLES
+
+
+def test_a_busy_machine_finds_nothing(capsys, tmp_path):
+    """Its ratios are of whatever else ran: no sentence and no picture is made of them."""
+    from flashsparse_plugin.cli.bench_show import BUSY, show
+
+    found = {"dense": (16.0, {1: 1.0}), "2:4": (9.0, {1: 668.5})}
+    show(found, [1], "a layer", {}, busy=True)
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith(BUSY) and "as fast as" not in text

@@ -3,15 +3,26 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from ...modules import experts_of, linear_modules, shape_of
 from ...roles import routers
-from ...served import ModelShapes, Shape
+from ...served import Experts, ModelShapes, Shape
 from ..files.headers import CheckpointError
 from .linears import build_config_on_meta
+
+_ALONE = re.compile(r"\.experts\.\d+\.")  # an expert that is a module of its own
+_ACTIVE = (  # what configurations call the number of experts of a token
+    *("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k", "top_k"),
+    *("top_k_experts", "experts_per_token", "num_selected_experts"),
+)
 
 # What vLLM merges, by `packed_modules_mapping` of its models. Where a model has such layers and an
 # engine runs them apart, they still get one format: that is no mistake.
@@ -49,14 +60,48 @@ def model_shapes(path: Path) -> ModelShapes:
                 f"layer {name!r} is {list(shape)}, by the config.json in {path}: a layer has rows "
                 "and columns. Fetch config.json again"
             )
-    alone = as_merged(shapes)
+    experts = _experts(model, {name for name in shapes if _ALONE.search(name)})
+    shapes = {name: shape for name, shape in shapes.items() if not _ALONE.search(name)}
     parameters = sum(each.numel() for each in model.parameters())
+    counted = sum(rows * columns for rows, columns in shapes.values())
     return ModelShapes(
-        Counter(alone.values()),
+        Counter(as_merged(shapes).values()),
         None if head is None else shape_of(head),
-        parameters - sum(rows * columns for rows, columns in shapes.values()),
-        sum(each.numel() for each in experts_of(model).values()),
+        parameters - counted - sum(each.parameters for each in experts),
+        experts,
     )
+
+
+def _experts(model: nn.Module, alone: Collection[str]) -> tuple[Experts, ...]:
+    """The experts of a model, those of one weight and those that are modules of their own."""
+    found: Counter[tuple[int, Shape]] = Counter()  # layers, by how many experts, and a shape
+    for name, weight in experts_of(model).items():
+        holder = model.get_submodule(name.rpartition(".")[0])
+        count = getattr(holder, "num_experts", 0) or getattr(holder, "moe_num_experts", 0)
+        rows, columns = weight.shape[-2] // (1 if weight.dim() > 2 else count), weight.shape[-1]
+        found[count, (rows, columns * math.prod(weight.shape[1:-2]))] += 1
+    linears = linear_modules(model)
+    stacks = Counter(_ALONE.sub(".experts.*.", name) for name in alone)
+    shapes = {_ALONE.sub(".experts.*.", name): shape_of(linears[name]) for name in alone}
+    for stack, count in stacks.items():
+        found[count, shapes[stack]] += 1
+    made: dict[int, dict[Shape, int]] = {}
+    for (count, shape), layers in found.items():
+        made.setdefault(count, {})[shape] = layers
+    active = _active(model.config)
+    return tuple(
+        Experts(count, min(active or count, count), matrices) for count, matrices in made.items()
+    )
+
+
+def _active(config: Any) -> int:
+    """How many experts a token is sent to, by the configuration; 0: it does not say."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for part in (text, getattr(text, "ffn_config", None)):
+        for name in _ACTIVE:
+            if isinstance(found := getattr(part, name, None), int) and found > 0:
+                return found
+    return 0
 
 
 def as_merged(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
