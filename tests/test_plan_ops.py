@@ -23,6 +23,8 @@ PRODUCTS = {
     "tiled_bitmap.many": Product((4096, 4096), 512, 20 << 20),
     "sparse_24.few": Product((4096, 4096), 16, 10 << 20, values="int8"),
     "sparse_24.many": Product((4096, 4096), 512, 10 << 20, values="int8", quantizes_x=True),
+    "sparse_24_experts.up": Product((768, 2048), 64, 270 << 20, "int8", experts=(128, 8)),
+    "sparse_24_experts.down": Product((2048, 768), 64, 135 << 20, "int8", experts=(128, 8)),
     "nm_gather.few": Product((4096, 4096), 16, 9 << 20, **PATTERN),
     "nm_gather.many": Product((4096, 4096), 512, 9 << 20, **PATTERN),
     "nm_gather.packed": Product((4096, 4096), 512, 9 << 20, **PATTERN),
@@ -80,6 +82,20 @@ def test_several_launches_take_as_long_as_each():
     one, three = (Product((28672, 8192), tokens, 130 << 20, "int8") for tokens in (32, 96))
     own, all_ = (plan.plan("sparse_24.few", each, H200) for each in (one, three))
     assert own.numbers == all_.numbers and all_.seconds == pytest.approx(3 * own.seconds)
+
+
+def test_experts_take_as_long_as_those_that_are_active():
+    """Of Qwen3-30B-A3B's: 8 of 128 with one token, nearly all with 64; blocks of slots grow."""
+    product, times, tokens = PRODUCTS["sparse_24_experts.up"], [], []
+    for count in (1, 8, 64, 256):
+        found = plan.plan("sparse_24_experts.up", replace(product, tokens=count), H200)
+        times.append(found.seconds)
+        shapes = plan.compiled_shapes("sparse_24_experts.up")
+        tokens.append(shapes[found.numbers[0]]["tokens"])
+    assert times == sorted(times) and 4 * times[0] < times[2] < 40 * times[0]
+    assert tokens == [8, 8, 8, 32]
+    with pytest.raises(RuntimeError, match="of which a token has one or more"):
+        plan.plan("sparse_24_experts.up", replace(product, experts=(4, 8)), H200)
 
 
 def test_kernels_are_where_gpus_have_them():

@@ -139,12 +139,12 @@ class Measured:
         self.rows: list[Row] = []
         self.wrong = self.checked = 0
         self._arguments, self._device, self._stopwatch = arguments, device, stopwatch
-        self._dtype = DTYPES[arguments.dtype]
+        self._dtype, self._kinds = DTYPES[arguments.dtype], arguments.kinds
 
     def run(self, budget: Budget) -> Iterator[str]:
         for name in self._arguments.models:
             wrong_before = self.wrong
-            for kind in self._arguments.kinds:
+            for kind in self._kinds:
                 self._check(Experts(MODELS[name], kind, self._dtype, self._device), name)
             if self.wrong == wrong_before:
                 for tokens in self._arguments.tokens:
@@ -196,25 +196,22 @@ class Measured:
             routings = [
                 routing(model, tokens, skew, seed, self._device) for seed in range(ROUTINGS)
             ]
-            for kind in self._arguments.kinds:
-                experts = Experts(model, kind, self._dtype, self._device)
-                copies = _measure.Rotation(experts.copy, experts.nbytes, self._cold())
-                turn = itertools.cycle(routings)
-
-                def call(experts=experts, copies=copies, turn=turn) -> Tensor:
-                    return experts.multiply(x, next(turn), weights, copies())
-
-                times = self._stopwatch.in_turns({kind: (call, len(copies) * ROUTINGS)})
+            ours = {kind: self._call(model, kind, x, weights, routings) for kind in self._kinds}
+            calls = ours | rivals(model, x, weights, routings, self._cold())
+            counts = {kind: (call, 2 * ROUTINGS) for kind, call in calls.items()}
+            for kind, time in self._stopwatch.in_turns(counts).items():
                 row = {"model": name, "tokens": tokens, "routing": skew, "kind": kind}
-                row["layer_us"] = round(times[kind].microseconds, 2)
-                self.rows.append(row | {"products_us": self._products(call)})
-                del copies, call, experts
-            calls = rivals(model, x, weights, routings, self._cold())
-            counts = {rival: (call, 2 * ROUTINGS) for rival, call in calls.items()}
-            for rival, time in self._stopwatch.in_turns(counts).items():
-                row = {"model": name, "tokens": tokens, "routing": skew, "kind": rival}
                 row["layer_us"] = round(time.microseconds, 2)
-                self.rows.append(row | {"products_us": ""})
+                row["products_us"] = self._products(ours[kind]) if kind in ours else ""
+                self.rows.append(row)
+
+    def _call(
+        self, model: Model, kind: str, x: Tensor, weights: Tensor, routings: list[Tensor]
+    ) -> Callable[[], Tensor]:
+        experts = Experts(model, kind, self._dtype, self._device)
+        copies = _measure.Rotation(experts.copy, experts.nbytes, self._cold())
+        turn = itertools.cycle(routings)
+        return lambda: experts.multiply(x, next(turn), weights, copies())
 
     def _cold(self) -> int:
         return cold_bytes(self._device)

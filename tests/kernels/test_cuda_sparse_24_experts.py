@@ -59,7 +59,8 @@ def plans(shape: int, *, row_warps: int = 1, x_stages: int = 2, blocks: int = 3)
 def native_cases() -> list[Case]:
     """Every routing that differs, by every shape, x resident and not; both dtypes."""
     small = random_experts(5, HIDDEN, INTERMEDIATE)
-    biased = random_experts(4, 264, 72, torch.float16, has_bias=True)
+    halves = random_experts(4, 264, 72, torch.float16, has_bias=True)
+    biased = random_experts(4, 264, 72, has_bias=True)
     everyone = torch.tensor([[3, token % 3] for token in range(21)]).int()  # one hot expert
     elsewhere = torch.tensor([-1, 2, 0, -1, 1, -1, 3]).int()  # two more than are local
     return [
@@ -68,12 +69,20 @@ def native_cases() -> list[Case]:
         routed(small, everyone, 2, plans=plans(1, x_stages=4, blocks=2)),
         routed(small, everyone.long(), 3, plans=plans(2, x_stages=1, blocks=1)),
         routed(small, uniform(1, 3, 5), 4, plans=plans(0, blocks=9)),  # most have nothing to do
-        routed(biased, uniform(9, 3, 7), 5, map=elsewhere, plans=plans(0, row_warps=4)),
+        routed(halves, uniform(9, 3, 7), 5, map=elsewhere, plans=plans(0, row_warps=4)),
         routed(biased, uniform(40, 2, 4), 6, activation=GPT_OSS, plans=plans(2, row_warps=3)),
         routed(biased, uniform(13, 1, 4), 7, weights_on_input=True, plans=plans(1, row_warps=2)),
-        routed(biased, torch.tensor([[0, 9], [-1, 2]]).int(), 8),  # no such experts
-        routed(biased, torch.full((3, 2), -1).int(), 9),  # none at all
+        routed(halves, torch.tensor([[0, 9], [-1, 2]]).int(), 8),  # no such experts
+        routed(halves, torch.full((3, 2), -1).int(), 9),  # none at all
+        many_slots(halves),
     ]
+
+
+def many_slots(experts: Experts) -> Case:
+    """More than one warp orders at once; of most no expert is here."""
+    ids = torch.full((5, 210), -1).int()
+    ids[:, ::13] = torch.arange(17).int() // 6
+    return routed(experts, ids, 10, plans=plans(0, row_warps=2))
 
 
 CODES = (  # what the driver has: values, group, dtype, shape
@@ -166,8 +175,8 @@ def test_sanitizers_find_nothing(driver, sanitizer):
 def test_no_barrier_can_be_spared():
     """Without any one of them a race is found, a deadlock, or a wrong result."""
     binary, places = switched_driver()
-    # x that is filled again, resident and not; several warps along the columns; scales of groups.
-    cases = [native_cases()[1], native_cases()[0], code_cases()[3]]
+    # x that is filled again, resident and not; scales of groups; a warp that orders more than once.
+    cases = [native_cases()[1], native_cases()[0], code_cases()[3], native_cases()[-1]]
     cases = [cases[0], *(replace(case, seed=7) for case in cases)]
     spared = []
     for number, place in enumerate(places):

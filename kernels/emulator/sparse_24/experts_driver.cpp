@@ -29,14 +29,14 @@ using simt::UsedByLastKernel;
 
 using Kernel = void (*)(experts::Arguments, experts::Cut);
 
-// Native values in all shapes and both dtypes, of the others what differs: all of them would take
-// minutes to compile.
+// Native values in all shapes, of the others what differs: all of them would take minutes to
+// compile.
 template <class Type, class Shape, class Values>
 Kernel emulated_in() {
   constexpr UnitLayout kUnit = Values::kLayout;
   constexpr bool kBFloat16 = std::is_same_v<Type, BFloat16>;
   constexpr int kTokens = Shape::kTokens;
-  constexpr bool kNative = kUnit.type == ValueType::kNative;
+  constexpr bool kNative = kUnit.type == ValueType::kNative && (kBFloat16 || kTokens == 8);
   constexpr bool kInt4 =
       kUnit.type == ValueType::kInt4 &&
       (kUnit.group == 128 ? kBFloat16 && kTokens != 16 : !kBFloat16 && kTokens == 16);
