@@ -141,6 +141,7 @@ class FlashSparseQuantization(QuantizationConfig):
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         use_decode_kernels(get_current_vllm_config())  # before the first norm is made
         if is_experts(layer):
+            self._refuse_packed_experts(prefix)
             self.summary.left_dense(prefix, "experts")
             return None
         is_head = isinstance(layer, ParallelLMHead)
@@ -194,6 +195,17 @@ class FlashSparseQuantization(QuantizationConfig):
         name = prefix or "embed_tokens"
         self._place_head(name)
         return TiedEmbeddingMethod(self.config, [name], name, self.summary, is_head=True)
+
+    def _refuse_packed_experts(self, prefix: str) -> None:
+        """Raises SettingsError for packed experts, which are not read here."""
+        vllm_config = get_current_vllm_config()
+        packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))
+        if any(name.startswith(f"{prefix}.") for name in packed):
+            raise SettingsError(
+                f"the experts of {prefix!r} are packed in this checkpoint, and in vLLM experts are "
+                "dense. Remedy: convert the model with --ignore experts, or unpack it with "
+                "`flashsparse unpack`"
+            )
 
     def settle(self, vllm_config: VllmConfig) -> None:
         """Merges in the user's settings, which are known once vLLM's configuration is.
