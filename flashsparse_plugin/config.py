@@ -217,6 +217,10 @@ class FlashSparseConfig(BaseModel):
             PATTERN.keys() & self.options
         )
 
+    def experts_stay_dense(self, device_type: str) -> bool:
+        """Whether experts run dense on a kind of device, whatever the checkpoint holds."""
+        return self.experts == "dense" or (self.experts == "auto" and device_type != "cpu")
+
     def require_pattern(self) -> None:
         """Raises FormatError where the format needs a pattern and none is named.
 

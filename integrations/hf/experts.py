@@ -45,13 +45,6 @@ DENSE_ON_GPU = (
 )
 
 
-def stay_dense(config: FlashSparseConfig, device: torch.device | str) -> bool:
-    """Whether experts are dense on a device whatever the checkpoint holds."""
-    if config.experts == "auto":
-        return torch.device(device).type != "cpu"
-    return config.experts == "dense"
-
-
 @dataclass
 class PackedOnDisk:
     """The packed experts of a checkpoint, from the skeleton of the model to the loaded one.
@@ -110,7 +103,7 @@ class PackedOnDisk:
             device = torch.device(_device_of(model, device_map, stack.parameter))
             experts = self._read(stack, headers)
             module = model.get_submodule(stack.module)
-            if config.dequantize or stay_dense(config, device):
+            if config.dequantize or config.experts_stay_dense(device.type):
                 weight = experts.unpack().to(device=device, dtype=dtype)
                 module.register_parameter(stack.own, nn.Parameter(weight, requires_grad=False))
                 if not config.dequantize and not told:
@@ -170,7 +163,7 @@ class PackingExperts:
             if (scheme := config.scheme_of(stack.parameter, stack.module)) is None:
                 continue
             device = get_device(dict(device_map), stack.parameter) if device_map else "cpu"
-            if stay_dense(config, _plain(device)):
+            if config.experts_stay_dense(torch.device(_plain(device)).type):
                 if not told and config.experts == "auto":
                     logger.warning(DENSE_ON_GPU, device)
                 told = True
