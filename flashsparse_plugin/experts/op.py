@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flashsparse::experts`: a whole layer of packed experts as one op.
 
-On a CPU it loops over the experts that have tokens, by the kernels of their format. On a GPU it
-calls the grouped op of the format, `<format>_experts`, where there is one; a launch for each
-projection of each expert, which is the loop, is slower there than dense experts.
+It loops over the experts that have tokens, by the kernels of their format. On a GPU that is a
+launch for each projection of each expert, and slower than dense experts: they run so only where a
+user asks for it (`FlashSparseConfig.experts`).
 """
 
 from __future__ import annotations
