@@ -98,7 +98,8 @@ class FlashSparseConfig(BaseModel):
             head stays dense beside whatever is listed here; `ignore=[]`, or naming it in `layers`,
             packs it too.
         layers: Layers that differ from the rest, by name: a scheme of their own, or "dense".
-            Stronger than `ignore`.
+            Stronger than `ignore`. Experts go by the name of the module or the parameter that
+            holds all of them; a pattern after "re:" names layers of packed experts, too.
         head: "int8" or "fp8": the output head keeps every weight, in 8 bits with a scale a row,
             whatever `ignore` says. Where it is tied to the embedding, one weight serves both. None:
             as the other fields say.
@@ -106,6 +107,9 @@ class FlashSparseConfig(BaseModel):
             n and m may be left out for a checkpoint that another tool quantized, which names them.
         dequantize: Unpack while loading and run dense. Not written to disk.
         batch: Sequences decoded at once, for which "auto" chooses. Not written to disk.
+        experts: Whether the experts of a mixture run packed or are unpacked while they load: "auto"
+            runs them packed on a CPU, and dense on a GPU, whose kernels for experts are not timed
+            yet; "packed" and "dense" do so everywhere. Not written to disk.
 
     Keys of later versions are kept and warned of. A later `format_version`, and an option or dtype
     that a format does not know, are refused, for a layer too.
@@ -128,6 +132,7 @@ class FlashSparseConfig(BaseModel):
     options: dict[str, Any] = {}
     dequantize: bool = Field(default=False, exclude=True)
     batch: int = Field(default=8, ge=1, le=1 << 16, exclude=True)
+    experts: Literal["auto", "packed", "dense"] = Field(default="auto", exclude=True)
 
     if not TYPE_CHECKING:  # where the fields are the arguments
 
@@ -211,6 +216,10 @@ class FlashSparseConfig(BaseModel):
         return all(n in fields and fields[n].is_required() for n in PATTERN) and not (
             PATTERN.keys() & self.options
         )
+
+    def experts_stay_dense(self, device_type: str) -> bool:
+        """Whether experts run dense on a kind of device, whatever the checkpoint holds."""
+        return self.experts == "dense" or (self.experts == "auto" and device_type != "cpu")
 
     def require_pattern(self) -> None:
         """Raises FormatError where the format needs a pattern and none is named.
@@ -299,13 +308,24 @@ class FlashSparseConfig(BaseModel):
             FormatError: Where neither the configuration nor `dtypes` names a dtype.
         """
         default = LayerConfig(format=self.format)
-        layer = next((self.layers[name] for name in names if name in self.layers), default)
+        layer = self.named(*names) or default
         if layer.format != DENSE and not dtypes and (layer.dtype or self.dtype) is None:
             raise FormatError(
                 "the quantization_config of this checkpoint does not say which dtype its values "
                 'have. Remedy: add "dtype": "bfloat16" (or "float16") to it in config.json'
             )
         return self._scheme(layer, dtypes)
+
+    def named(self, *names: str) -> LayerConfig | None:
+        """What `layers` has for a layer: by one of its names, or else by a pattern for the first.
+
+        Args:
+            *names: The names that it goes by, the most exact one first.
+        """
+        if own := next((self.layers[name] for name in names if name in self.layers), None):
+            return own
+        patterns = (each for each in self.layers if each.startswith("re:"))
+        return next((self.layers[each] for each in patterns if matches(names[0], (each,))), None)
 
     @property
     def formats(self) -> list[str]:
@@ -342,7 +362,7 @@ class FlashSparseConfig(BaseModel):
     def get_loading_attributes(self) -> dict[str, Any]:
         """What a user may change when loading a checkpoint that is packed already."""
         head = {} if self.head is None else {"head": self.head}
-        return {"dequantize": self.dequantize, **head}
+        return {"dequantize": self.dequantize, "experts": self.experts, **head}
 
     def to_json_string(self, use_diff: bool = True) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"

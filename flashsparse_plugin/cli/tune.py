@@ -151,7 +151,7 @@ def _model_shapes(directory: Path) -> list[tuple[int, int]]:
 
         model = ModelDirectory(directory)
         refuse_quantized(model, packed=True)
-        linears = {each.name: each.shape for each in find_linears(model.packed())}
+        linears = {x.name: x.shape for x in find_linears(model.packed()) if x.expert is None}
     return list(dict.fromkeys([*linears.values(), *as_merged(linears).values()]))
 
 

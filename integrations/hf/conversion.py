@@ -28,6 +28,8 @@ from flashsparse_plugin.modules import is_transposed, shape_of
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 from flashsparse_plugin.pruning import prune_for
 
+from .experts import PackingExperts
+
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
 
@@ -51,6 +53,7 @@ class Conversion:
         head: The output head, where it is packed by a rule of its own.
         dense_dtype: What layers that are left dense are cast to.
         rounded: Layers whose values changed because the file has more digits than their scheme.
+        experts: The experts of a mixture, which are packed together.
         error: The first failure. transformers would only log it and fill the layer with random
             numbers, so it is kept here and raised when loading is through.
     """
@@ -66,6 +69,10 @@ class Conversion:
     dense_dtype: torch.dtype | None = None
     rounded: list[str] = field(default_factory=list)
     error: Exception | None = None
+    experts: PackingExperts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.experts = PackingExperts(self.config)
 
     def pack(self, model: PreTrainedModel, name: str, weight: Tensor) -> dict[str, Tensor]:
         """Puts a SparseLinear in the place of the linear layer called `name`.
@@ -247,11 +254,16 @@ class PruneAndPack(ConversionOps):
         for key, value in input_dict.items():
             weight = value[0] if isinstance(value, list) else value
             name = key.removesuffix(".weight")
-            if name not in self.conversion.targets:
+            experts = self.conversion.experts
+            if name not in self.conversion.targets and key not in experts.targets:
                 loaded[key] = weight
             elif self.conversion.error is None:
                 try:
-                    loaded |= self.conversion.pack(model, name, weight)
+                    if key in experts.targets:
+                        dtype = self.conversion.dense_dtype
+                        loaded |= experts.pack(model, key, weight, dtype)
+                    else:
+                        loaded |= self.conversion.pack(model, name, weight)
                 except Exception as error:
                     self.conversion.error = error
                 else:

@@ -35,6 +35,7 @@ from flashsparse_plugin.dataflow.choice import lines
 from flashsparse_plugin.dataflow.expected import Target
 from flashsparse_plugin.dataflow.unpacked import complaints
 from flashsparse_plugin.embedding import SparseEmbedding
+from flashsparse_plugin.experts.layer import sparse_experts, unpack_module
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.values.dtypes import packable_dtype
 from flashsparse_plugin.linear import SparseLinear
@@ -55,6 +56,7 @@ from .conversion import (
     untie,
 )
 from .dense import dispatch
+from .experts import PackedOnDisk, packed_stacks
 from .headers import packed_headers, read_headers, refuse_odd_files
 from .layers import has_offload_hook, is_offloaded, sparse_layers, stored_weight
 from .saving import state_and_metadata
@@ -84,6 +86,7 @@ class FlashSparseQuantizer(HfQuantizer):
         self.infos: dict[str, dict[str, TensorInfo]] = {}  # of its packed tensors, by layer
         # All tensors of a checkpoint that another tool quantized, as if it were packed.
         self.shown: dict[str, TensorInfo] | None = None
+        self.experts = PackedOnDisk()
 
     # Before the model exists.
 
@@ -163,6 +166,7 @@ class FlashSparseQuantizer(HfQuantizer):
             return read_headers(model, files)
         self.shown, settled, (how, *notes) = packed_headers(model, files, config, self.dtype)
         self.quantization_config = self.conversion.config = settled
+        self.conversion.experts.config = settled
         logger.info("flashsparse: %s", how)
         for note in notes:
             logger.warning("flashsparse: %s", note)
@@ -186,6 +190,7 @@ class FlashSparseQuantizer(HfQuantizer):
             self.conversion.replaced[name] = type(linear)
             bias = linear.bias is not None
             adopt(model, name, skeleton(packed, bias=bias, bias_dtype=self.dtype))
+        self.experts = PackedOnDisk.place(model, checkpoint, config)
         self.dtypes = {name: t.dtype for name, t in _floats(model)}
         for pattern, dtype in model._get_dtype_plan(self.dtype).items():  # modules kept in float32
             for name in self.dtypes:
@@ -200,7 +205,6 @@ class FlashSparseQuantizer(HfQuantizer):
             logger.info("flashsparse: dense: %s", line)
         ignored = self._ignored(model)
         config.ignore = [*ignored, *(name for name in roles if name not in ignored)]
-        _warn_of_experts(model, config.ignore)
         refuse_unmarked(infos, None, Path(model.config.name_or_path))
         checkpoint = Checkpoint.read(Names(model), infos)
         if infos:  # which a model that is given by state_dict= has none of
@@ -214,6 +218,7 @@ class FlashSparseQuantizer(HfQuantizer):
             self._target(model, owner, scheme, dense)
         if head is not None and head.embedding is not None:
             untie(model, head)
+        self._choose_experts(model, checkpoint, infos)
         self.conversion.merge(dense.keys() | checkpoint.made.keys())
 
     def _target(
@@ -238,6 +243,20 @@ class FlashSparseQuantizer(HfQuantizer):
         config.place_head(head.name)
         return head
 
+    def _choose_experts(
+        self, model: PreTrainedModel, checkpoint: Checkpoint, infos: Mapping[str, TensorInfo]
+    ) -> None:
+        config, experts, made = self.quantization_config, self.conversion.experts, checkpoint.made
+        known = [stack for name, stack in checkpoint.stacks.items() if name in made or not infos]
+        experts.choose(known, self.device_map)
+        for name, (stack, _) in experts.targets.items():
+            stored = [infos[key].dtype for key in made.get(name, ()) if key in infos]
+            if stored and stored[0].is_floating_point:  # rounded once, here; see above
+                module = model.get_submodule(stack.module)
+                empty = torch.empty_like(module._parameters[stack.own], dtype=stored[0])
+                module._parameters[stack.own] = nn.Parameter(empty, requires_grad=False)
+        _warn_of_experts(model, [*config.ignore, *(each.module for each in known)])
+
     def _ignored(self, model: PreTrainedModel) -> list[str]:
         """What stays dense: the user's list, the output head, tied weights, float32 modules."""
         config = self.quantization_config
@@ -256,6 +275,8 @@ class FlashSparseQuantizer(HfQuantizer):
         self, model: PreTrainedModel, param_name: str, **kwargs: Any
     ) -> bool:
         name = param_name.removesuffix(".weight")
+        if not self.pre_quantized and param_name in self.conversion.experts.targets:
+            return True
         if self.pre_quantized or name not in self.conversion.targets:
             return False
         if is_offloaded(self.device_map, param_name):
@@ -294,6 +315,8 @@ class FlashSparseQuantizer(HfQuantizer):
         head = self.conversion.head
         if self.pre_quantized and head is not None and head.owner not in self.infos:
             self._pack_dense_head(model, head)
+        self.experts.load(model, self.quantization_config, self.dtype, self.device_map)
+        self.conversion.experts.report()
         for name, layer in sparse_layers(model):
             if name in self.infos:
                 self._check_and_prepare(name, layer)
@@ -374,6 +397,10 @@ class FlashSparseQuantizer(HfQuantizer):
                 'device_map="cpu", and dequantize there'
             )
         head = self.conversion.head
+        if isinstance(dtype, str):  # save_pretrained leaves its name in the model's config
+            dtype = getattr(torch, dtype)
+        for _, module in sparse_experts(model):
+            unpack_module(module, dtype or self.dtype)
         for name, layer in layers:
             if isinstance(layer, SparseEmbedding):
                 assert head is not None
@@ -391,6 +418,7 @@ class FlashSparseQuantizer(HfQuantizer):
 
     def _report(self, model: PreTrainedModel) -> None:
         weights = [layer.packed for _, layer in sparse_layers(model)]
+        stacks = packed_stacks(model)
         config = self.quantization_config
         if self.conversion.rounded:
             logger.warning(
@@ -399,7 +427,7 @@ class FlashSparseQuantizer(HfQuantizer):
                 dtype_name(self.conversion.targets[self.conversion.rounded[0]].dtype),
                 self.conversion.rounded[0],
             )
-        if not weights:
+        if not weights and not stacks:
             logger.warning(
                 "flashsparse: no layer of this model is packed; ignored: %s", config.ignore
             )
@@ -411,12 +439,13 @@ class FlashSparseQuantizer(HfQuantizer):
             own = [(n, x.scheme) for n, x in sparse_layers(model) if x.packed.device == device]
             for line in complaints(own, device, Target.of(device, self.dtype).gpu):
                 logger.warning("flashsparse: %s", line)
-        packed, dense = (sum(getattr(w, n) for w in weights) for n in ("nbytes", "dense_nbytes"))
+        held = [*weights, *(stack.stack for stack in stacks)]
+        packed, dense = (sum(getattr(w, n) for w in held) for n in ("nbytes", "dense_nbytes"))
         larger = packed > dense
         logger.log(
             logging.WARNING if larger else logging.INFO,
             "flashsparse: %d layers packed as %s, %.1f MB dense, %.1f MB packed (%.0f%%)%s",
-            len(weights),
+            len(weights) + sum(x.stack.experts * len(x.projections) for x in stacks),
             " and ".join(config.formats),
             dense / 1e6,
             packed / 1e6,

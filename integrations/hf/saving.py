@@ -8,7 +8,7 @@ after the other, which nothing can read, so layers that were split while loading
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from transformers.core_model_loading import WeightConverter, revert_weight_conve
 from flashsparse_plugin.checkpoint.files.checksums import checksum
 from flashsparse_plugin.checkpoint.files.headers import CHECKSUM
 from flashsparse_plugin.checkpoint.read.renaming import Names
+from flashsparse_plugin.experts.layer import sparse_experts, stacks_in
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
 from .layers import has_offload_hook, sparse_layers, stored_weight
@@ -49,12 +50,17 @@ def state_and_metadata(model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[
         if has_offload_hook(layer):
             weight = stored_weight(layer)
         metadata |= {f"{name}.{own}": checksum(weight, own) for own in tensors}
+    experts = dict(_experts(model, state))
+    for (own, key), weight in experts.items():
+        packed[f"{key}.{own}"], layer_of[f"{key}.{own}"] = weight.tensors[own], key
+        metadata[f"{key}.{own}"] = checksum(weight, own)
     _forget_converters(model, packed)
     renamed = {id(tensor): key for key, tensor in revert_weight_conversion(model, packed).items()}
     keys = {name: renamed.get(id(tensor), name) for name, tensor in packed.items()}
     names = Names(model, state)
+    apart = {f"{key}.{own}" for own, key in experts}
     for name, key in keys.items():
-        if names.of(key) != (name, []):
+        if name not in apart and names.of(key) != (name, []):
             raise FormatError(
                 f"layer {layer_of[name]!r}: its tensor {name!r} would be saved as {key!r}, and "
                 f"transformers would load that as {names.of(key)[0]!r}. Remedy: "
@@ -62,6 +68,23 @@ def state_and_metadata(model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[
             )
     metadata |= {key: metadata[name] for name, key in keys.items()}
     return state, {CHECKSUM + name: value for name, value in metadata.items()}
+
+
+def _experts(
+    model: PreTrainedModel, state: Mapping[str, Tensor]
+) -> Iterator[tuple[tuple[str, str], PackedWeight]]:
+    """Yields packed experts by the name of a tensor and of the expert, with their tensors."""
+    for name, module in sparse_experts(model):
+        for stack in stacks_in(module):
+            rows, columns = stack.shape
+            shape = (rows // len(stack.projections), columns)
+            own = tuple(stack.scheme.format.tensors(stack.scheme, shape))
+            for number in range(stack.stack.experts):
+                for projection in stack.projections:
+                    key = f"{name}.{number}.{projection}"
+                    tensors = {each: state[f"{key}.{each}"] for each in own}
+                    for each in own:
+                        yield (each, key), PackedWeight(stack.scheme, shape, tensors)
 
 
 def _forget_converters(model: PreTrainedModel, packed: Collection[str]) -> None:

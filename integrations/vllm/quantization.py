@@ -39,13 +39,21 @@ from .compat import allow_matrix_registers, is_experts, is_router
 from .decode_kernels import use_decode_kernels
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .early_begin import begin_early
+from .experts import SparseExpertsMethod
 from .folder import folder_of
 from .head import TiedEmbeddingMethod, TiedHeadMethod
 from .linear import SparseLinearMethod
 from .loading import refuse_reordered
 from .preflight import packed_layers
-from .settings import METHOD, SettingsError, first_line, merge, settings_of
+from .settings import DUMMY, METHOD, SettingsError, first_line, merge, settings_of
 from .summary import Summary, logger
+
+# Gate, down and up projection of experts, as checkpoints call them.
+_PROJECTIONS = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
+EXPERTS_DENSE = (
+    "packed experts are unpacked while they load: their kernels for GPUs are not timed yet, and "
+    'without them each expert is a launch. "experts": "packed" keeps them packed'
+)
 
 
 class FlashSparseQuantization(QuantizationConfig):
@@ -141,8 +149,7 @@ class FlashSparseQuantization(QuantizationConfig):
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         use_decode_kernels(get_current_vllm_config())  # before the first norm is made
         if is_experts(layer):
-            self.summary.left_dense(prefix, "experts")
-            return None
+            return self._experts_method(layer, prefix)
         is_head = isinstance(layer, ParallelLMHead)
         is_embedding = isinstance(layer, VocabParallelEmbedding) and not is_head
         if not (is_head or is_embedding or isinstance(layer, LinearBase)):
@@ -194,6 +201,41 @@ class FlashSparseQuantization(QuantizationConfig):
         name = prefix or "embed_tokens"
         self._place_head(name)
         return TiedEmbeddingMethod(self.config, [name], name, self.summary, is_head=True)
+
+    def _experts_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """How experts run; None for dense ones, which packed ones are unpacked to as they load."""
+        vllm_config = get_current_vllm_config()
+        self.settle(vllm_config)
+        config = self.config
+        packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))
+        stored = [name for name in packed if name.startswith(f"{prefix}.")]
+        device = "cpu" if current_platform.is_cpu() else "cuda"
+        dense = config.dequantize or config.experts_stay_dense(device)
+        named = config.named(f"{prefix}.0", prefix)
+        if self.stored is None:  # a dense checkpoint, whose experts are packed only where asked
+            listed = named is None and matches(f"{prefix}.0", config.ignore)
+            dense = dense or config.experts != "packed" or config.is_open or listed
+        elif not stored:
+            dense = True
+        if dense or vllm_config.load_config.load_format == DUMMY:
+            self.summary.left_dense(prefix, "experts")
+            if stored and not config.dequantize and config.experts == "auto":
+                logger.warning("%s: %s", prefix, EXPERTS_DENSE)
+            return None
+        kinds = {name.rpartition(".")[2] for name in stored}
+        names = next((each for each in _PROJECTIONS if kinds <= {*each}), _PROJECTIONS[0])
+        own = dict(zip(("w1", "w2", "w3"), names, strict=True))
+
+        def scheme_of(shard: str, dtype: torch.dtype) -> Scheme:
+            scheme = config.scheme_of(f"{prefix}.0.{own[shard]}", prefix, dtypes=(dtype,))
+            if scheme is None:
+                raise SettingsError(
+                    f"the experts of {prefix!r} are packed, and config.json calls them dense: "
+                    "fetch the model again"
+                )
+            return scheme
+
+        return SparseExpertsMethod(layer.moe_config, layer, prefix, config, scheme_of, self.summary)
 
     def settle(self, vllm_config: VllmConfig) -> None:
         """Merges in the user's settings, which are known once vLLM's configuration is.

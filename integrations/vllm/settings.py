@@ -30,7 +30,7 @@ _OF_A_PROCESS = ("ipc_cache", "runai_streamer_sharded", "sharded_state", "tensor
 DECODE_KERNELS = "decode_kernels"
 EARLY, DEFAULT = "early", "default"  # its values
 _USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options", "head")
-_USER_KEYS += (DECODE_KERNELS,)
+_USER_KEYS += (DECODE_KERNELS, "experts")
 _RETIRED = {"prompts"}  # FlashSparseConfig says that it is ignored
 
 

@@ -30,6 +30,7 @@ from flashsparse_plugin.names import QUANT_METHOD
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
 from .codes import as_packed_tensors, directory_of
+from .experts import SparseExpertsMethod
 from .folder import folder_of
 from .head import refuse_unpacked_head
 from .linear import SparseLinearMethod
@@ -85,9 +86,9 @@ def _foreign_as_dense(weights: Iterable[tuple[str, Tensor]], hf_config: Any) -> 
     return weights
 
 
-def _methods(model: nn.Module) -> list[SparseLinearMethod]:
+def _methods(model: nn.Module) -> list[SparseLinearMethod | SparseExpertsMethod]:
     found = [getattr(module, "quant_method", None) for module in model.modules()]
-    return [method for method in found if isinstance(method, SparseLinearMethod)]
+    return [each for each in found if isinstance(each, SparseLinearMethod | SparseExpertsMethod)]
 
 
 def _none_packed(
@@ -99,15 +100,25 @@ def _none_packed(
         yield name, tensor
 
 
-def _unasked(packed: Iterable[str], methods: Iterable[SparseLinearMethod]) -> set[str]:
+def _unasked(packed: Iterable[str], methods: Iterable[Any]) -> set[str]:
     """Packed layers of a checkpoint that none of our methods stands ready for.
 
     A model may add a prefix to the names in the file, or drop it. A layer that is named here by
     mistake is unpacked and packed again, and otherwise the same.
     """
-    known = {name for method in methods for name in (method.name, *method.names)}
+    known = {
+        name
+        for method in methods
+        if isinstance(method, SparseLinearMethod)
+        for name in (method.name, *method.names)
+    }
+    experts = {x.name for x in methods if isinstance(x, SparseExpertsMethod)}
 
     def is_known(layer: str) -> bool:
+        if any(
+            f".{n}.".endswith(f".{layer.rpartition('.')[0].rpartition('.')[0]}.") for n in experts
+        ):
+            return True
         return any(f".{n}".endswith(f".{layer}") or layer.endswith(f".{n}") for n in known)
 
     return {layer for layer in packed if not is_known(layer)}
@@ -136,7 +147,7 @@ def _unpacked(
         tensors = waiting.setdefault(layer, {})
         tensors[own] = tensor
         linear = linears[layer]
-        scheme = config.scheme_of(linear.name, layer)
+        scheme = config.scheme_of(*linear.names, layer)
         assert scheme is not None  # the front end refuses a packed layer that is called dense
         if tensors.keys() == scheme.format.tensors(scheme, linear.shape).keys():
             packed = PackedWeight(scheme, linear.shape, waiting.pop(layer)).validate(layer)

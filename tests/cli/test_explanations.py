@@ -92,16 +92,18 @@ def test_experts_that_stay_dense_are_told_of_in_the_same_words(tmp_path):
     heads = dict(num_attention_heads=4, num_key_value_heads=2, num_local_experts=2)
     path = tmp_path / "mixtral"
     MixtralForCausalLM(MixtralConfig(**settings, **heads)).bfloat16().save_pretrained(path)
-    for command in (
-        ["inspect", path],
-        ["convert", path, tmp_path / "packed", "--pack-all"],
-        ["prune", path, tmp_path / "pruned", "--method", "magnitude"],
+    for command, why in (
+        (["inspect", path], "larger packed than dense"),
+        (
+            ["prune", path, tmp_path / "pruned", "--method", "magnitude"],
+            "all experts of a layer are one weight in the model, which cannot be pruned",
+        ),
     ):
         result = CliRunner().invoke(app, [str(each) for each in command])
         assert result.exit_code == 0, result.stderr
         told = " ".join((result.stdout + result.stderr).split())
         assert "Note: The weights of experts stay as they are (49.2 kB, " in told
-        assert "all experts of a layer are one weight in the model, which cannot be p" in told
+        assert why in told
 
 
 def test_a_tokenizer_that_brings_code_is_refused_without_asking(model_dir, tmp_path):

@@ -361,8 +361,7 @@ def test_experts_stay_dense_beside_packed_attention_and_are_told(mixture, tmp_pa
     assert torch.equal(tiny.generate(again), tiny.generate(model))
 
 
-def test_packed_experts_are_refused(mixture, tmp_path):
-    """As another tool might write them: one packed weight per expert."""
+def test_an_expert_that_is_packed_beside_dense_ones_is_refused(mixture, tmp_path):
     config = fs.FlashSparseConfig(ignore=["experts"])
     tiny.load(mixture, torch.bfloat16, quantization_config=config).save_pretrained(tmp_path)
 
@@ -373,7 +372,7 @@ def test_packed_experts_are_refused(mixture, tmp_path):
             state[f"{key.removesuffix('.weight')}.{name}"] = tensor
 
     damage(tmp_path, pack_one)
-    with pytest.raises(fs.FormatError, match="mixture of experts"):
+    with pytest.raises(fs.FormatError, match="packed or dense together"):
         tiny.load(tmp_path)
 
 

@@ -489,11 +489,14 @@ def test_what_cannot_be_meant_is_refused(results, name, words):
     assert [word for word in words if word not in error] == [], error
 
 
-def test_attention_is_packed_beside_dense_experts(results):
+def test_experts_are_packed_where_the_checkpoint_has_them_packed(results):
+    """Of a dense checkpoint they stay dense beside packed attention."""
     for kind in ("packed", "dense"):
         result = results[f"mixtral {kind}"]
         assert kinds(result, "qkv_proj", "o_proj") == {SPARSE}
-        assert "left dense: 3 experts" in result["log"][-1]
+        packed = [k for k, v in result["layers"].items() if v == "SparseExpertsMethod"]
+        assert len(packed) == (3 if kind == "packed" else 0)
+        assert ("left dense: 3 experts" in result["log"][-1]) == (kind == "dense")
 
 
 @pytest.mark.parametrize("kind", ["dense", "packed"])

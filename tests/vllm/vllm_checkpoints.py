@@ -30,7 +30,7 @@ OWN_CONFIGS = CONFIGS | {
     "bloom": lambda: BloomConfig(n_head=4, pad_token_id=0),
     # Its weights are transposed, and vLLM turns them while it loads.
     "gpt2": lambda: GPT2Config(n_embd=128, n_head=4, n_positions=64, eos_token_id=2),
-    # Attention is packed beside experts, which stay dense.
+    # Its experts are packed one by one, as streams of different lengths.
     "mixtral": lambda: MixtralConfig(
         num_attention_heads=4, num_key_value_heads=2, num_local_experts=4
     ),

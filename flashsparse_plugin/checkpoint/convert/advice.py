@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...formats import get_format
 from ...formats.values.dtypes import packable_dtype
@@ -36,20 +36,31 @@ def warnings_about(
             "meant, and rounds the other matrices too."
         )
     yield from _better_formats(report)
-    yield from notes_on(stored, "packed")
+    dense = {layer.name: layer.reason for layer in report.layers if layer.reason is not None}
+    yield from notes_on(stored, "packed", dense)
 
 
-def notes_on(stored: StoredModel, done: str) -> Iterator[str]:
+def notes_on(
+    stored: StoredModel, done: str, dense: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """Yields what of a model stays dense because of what it is.
 
     Args:
         stored: The model.
         done: What cannot be done with it: "packed" or "pruned".
+        dense: The layers that stay dense and why, where others may be packed, experts among them.
     """
-    experts = stored.experts()
+    apart = {f"{x.stored}.weight": x.name for x in stored.linears if x.expert is not None}
+    experts = [
+        info
+        for info in stored.experts()
+        if dense is None or info.name not in apart or apart[info.name] in dense
+    ]
     if experts:
         nbytes = sum(info.nbytes for info in experts)
-        yield about_experts(f"{human(nbytes)}, {len(experts)} tensors", experts[0].name, done)
+        why = (dense or {}).get(apart.get(experts[0].name, ""))
+        count = f"{human(nbytes)}, {len(experts)} tensors"
+        yield about_experts(count, experts[0].name, done, why)
     unfit = stored.unfit()
     if unfit:
         reasons = told((reason, name) for name, reason in unfit.items())

@@ -6,15 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ...config import LayerConfig
 from ...dataflow.choice import Choice, Pattern, choose, lines
 from ...dataflow.expected import BATCH, HERE, Target
 from ...formats import get_format
 from ...formats.values.dtypes import packable_dtype
-from ...names import AUTO, DEFAULT_FORMAT
+from ...names import AUTO, DEFAULT_FORMAT, DENSE
 from ..read.directory import ModelDirectory
 from ..read.linears import StoredModel
 from ..read.shapes import merged_names
-from .decision import reason_not_to_pack
+from .decision import EXPERTS, reason_not_to_pack
 from .packer import FLOATS
 from .settings import Settings
 
@@ -70,6 +71,7 @@ def settle(
         if (info := tensors[x.name]) is not None
         and info.dtype in FLOATS
         and x.name not in config.layers
+        and x.expert is None
         and reason_not_to_pack(x, config) is None
     }
     total, done = sum(info.nbytes for _, info in open_layers.values()), 0
@@ -85,6 +87,9 @@ def settle(
         choice = choose(Pattern.joined([patterns[name] for name in names]), dtype, target)
         chosen |= dict.fromkeys(names, choice)
     settled = config.settled({name: (x.scheme, x.why) for name, x in chosen.items()})
+    for linear in stored.linears:
+        if linear.expert is not None and config.named(*linear.names) is None:
+            settled.layers[linear.expert.module] = LayerConfig(format=DENSE, reason=EXPERTS)
     # Whether packing a layer is worth it is decided: a part of a merged layer goes with the rest.
     made = replace(settings, config=settled, pack_all=True, is_settled=True)
     return made, lines((open_layers[name][0].kind, choice) for name, choice in chosen.items())

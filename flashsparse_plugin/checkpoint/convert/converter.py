@@ -350,7 +350,9 @@ class _Conversion:
         }
         config = FlashSparseConfig(**self._quantization_config())
         try:
-            Checkpoint.read(self.stored.names, written).place(self.stored.model, config)
+            checkpoint = Checkpoint.read(self.stored.names, written)
+            checkpoint.place(self.stored.model, config)
+            checkpoint.place_experts(config)
         except FormatError as error:
             raise CheckpointError(
                 f"{self.report.source} cannot be packed so that it loads: {error} --ignore "
@@ -389,6 +391,10 @@ class _Conversion:
         assert report.sparsity is not None  # `run` refuses a model of which no layer was packed
         config.sparsity = round(report.sparsity, 4)
         dense = [layer for layer in report.layers if not layer.is_packed]
-        own = {layer.name: LayerConfig(format=DENSE, reason=layer.reason) for layer in dense}
+        name_of = {x.name: x.expert.module for x in self.packer.linears if x.expert is not None}
+        own = {
+            name_of.get(layer.name, layer.name): LayerConfig(format=DENSE, reason=layer.reason)
+            for layer in dense
+        }
         config.layers = {**config.layers, **own}
         return config.to_dict()

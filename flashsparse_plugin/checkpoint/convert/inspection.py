@@ -82,7 +82,7 @@ class Inspection:
         model_type: The model_type of config.json.
         format: Formats of the packed layers, joined by "and"; None for a dense model.
         bytes_stored: All tensors.
-        bytes_experts: Those that hold weights of experts, which stay dense.
+        bytes_experts: Those that hold weights of experts, packed or dense.
         bytes_other: Those that are neither, nor the weight of a linear layer.
         notes: What a user should know of how the model was quantized and of what stays dense, one
             sentence each.
@@ -159,9 +159,13 @@ def inspect_checkpoint(
         if linear.stored is not None
     ]
     sizes = [_stored_bytes(directory, named, linear) for linear, named in linears]
-    found.notes += notes_on(stored, "packed")
-    found.bytes_experts = sum(info.bytes_stored for info in stored.experts())
-    found.bytes_other = directory.nbytes - sum(sizes) - found.bytes_experts
+    apart = sum(
+        size for (linear, _), size in zip(linears, sizes, strict=True) if linear.expert is not None
+    )
+    own = {f"{linear.stored}.weight" for linear, _ in linears if linear.expert is not None}
+    merged = sum(info.bytes_stored for info in stored.experts() if info.name not in own)
+    found.bytes_experts = apart + merged
+    found.bytes_other = directory.nbytes - sum(sizes) - merged
     done = 0
     for (linear, named), size in zip(linears, sizes, strict=True):
         found.layers.append(_inspect(directory, named, linear, size, config))
@@ -170,6 +174,8 @@ def inspect_checkpoint(
             on_progress(done, sum(sizes), linear.name)
     held = [(x.name, config.scheme_of(x.name)) for x in found.layers if config and x.scheme]
     found.notes += complaints_anywhere((name, each) for name, each in held if each is not None)
+    dense = {layer.name: layer.reason for layer in found.layers if layer.reason is not None}
+    found.notes += notes_on(stored, "packed", dense)
     found.choices = lines(_choices(found.layers, config, target))
     return found
 
@@ -239,7 +245,10 @@ def _inspect(
         weight.nbytes if held is None else held.prepare("cpu").nbytes,
         None if stored is not None else reasons[chosen] or refused,
         None if stored is None else stored.scheme.title,
-        stored is not None or (config is None and reason_not_to_pack(linear, _DEFAULTS) is None),
+        linear.expert is None
+        and (
+            stored is not None or (config is None and reason_not_to_pack(linear, _DEFAULTS) is None)
+        ),
     )
 
 
@@ -270,7 +279,7 @@ def _reason(
         if reason is None and packed is not None:
             return reason_of_size(packed.nbytes, packed.dense_nbytes, sparsity)
         return reason
-    own = config.layers.get(linear.name)
+    own = config.named(*linear.names)
     if own is not None and own.format == DENSE:
         return own.reason or IGNORED
     return IGNORED if own is None and linear.goes_by(config.ignore) else None

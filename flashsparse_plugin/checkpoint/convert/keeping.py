@@ -68,9 +68,11 @@ def keep_codes(
     options: dict[str, dict[str, Any]] = {}
     for linear in linears:
         info = tensors.get(f"{linear.stored}.weight")
-        if linear.name in config.layers:
+        if config.named(*linear.names) is not None:
             continue
-        if isinstance(info, CodesInfo) and not linear.is_transposed:
+        if linear.expert is not None:
+            config.layers[linear.expert.module] = LayerConfig(format=DENSE, reason=NOT_QUANTIZED)
+        elif isinstance(info, CodesInfo) and not linear.is_transposed:
             options[linear.name] = scheme_of(format, info, config.options, info.dtype).values
         else:
             config.layers[linear.name] = LayerConfig(format=DENSE, reason=NOT_QUANTIZED)

@@ -17,7 +17,7 @@ from ..foreign.code_entries import CodesInfo
 from ..read.directory import ModelDirectory
 from ..read.linears import Linear, StoredModel
 from ..write.report import LayerReport
-from .decision import reason_not_to_pack, reason_of_size
+from .decision import reason_not_to_pack, reason_of_experts, reason_of_size
 from .keeping import keep_codes
 from .settings import Settings
 from .values import relative_error
@@ -36,6 +36,7 @@ class Packer:
     Attributes:
         linears: The linear layers of the model.
         linear_of: Those whose weight is a tensor, by its name.
+        together: Names of experts, which are packed or dense with all others of their layer.
         reasons: By layer, why it stays dense; None where it is to be packed.
         schemes: By layer, how those are packed that are.
         rounded_unasked: Whether the dtype was chosen unasked for some layer.
@@ -48,6 +49,7 @@ class Packer:
     def __init__(self, directory: ModelDirectory, stored: StoredModel, settings: Settings):
         self.directory, self.settings = directory, settings
         linears = self.linears = stored.linears
+        self.together = {x.name for x in linears if x.expert is not None}
         self.linear_of = {f"{x.stored}.weight": x for x in linears if x.stored is not None}
         keep_codes(settings.config, linears, directory.tensors)
         self.reasons = {x.name: reason_not_to_pack(x, settings.config) for x in linears}
@@ -56,9 +58,31 @@ class Packer:
         self.schemes: dict[str, Scheme] = {}
         for linear in linears:
             if self.reasons[linear.name] is None:
-                scheme = settings.config.scheme_of(linear.name)
+                scheme = settings.config.scheme_of(*linear.names)
                 assert scheme is not None  # a layer that is configured as dense has a reason
                 self.schemes[linear.name] = scheme
+        self._judge_experts()
+
+    def _judge_experts(self) -> None:
+        """Leaves the experts of a layer dense together, unless all of them are to be packed."""
+        layers: dict[str, list[Linear]] = {}
+        for linear in self.linears:
+            if linear.expert is not None:
+                layers.setdefault(linear.expert.module, []).append(linear)
+        for experts in layers.values():
+            reason = next(filter(None, (self.reasons[each.name] for each in experts)), None)
+            if reason is None:
+                title = self.schemes[experts[0].name].title
+                by_size = not self.settings.pack_all
+                reason = reason_of_experts(experts, self._pack_expert, title, by_size)
+            if reason is not None:
+                self.reasons |= dict.fromkeys((each.name for each in experts), reason)
+                for each in experts:
+                    self.schemes.pop(each.name, None)
+
+    def _pack_expert(self, linear: Linear) -> PackedWeight:
+        info = self.directory.tensors[f"{linear.stored}.weight"]
+        return self._pack_by(self.schemes[linear.name], info)[0]
 
     def names(self, infos: Sequence[TensorInfo]) -> Iterator[str]:
         """Names that tensors may have in the output."""
@@ -124,7 +148,7 @@ class Packer:
         scheme, (rows, columns) = self.schemes[layer.name], layer.shape
         layer.bytes_packed, layer.scheme = nbytes, scheme.title
         layer.bytes_alike = rows * columns * scheme.dtype.itemsize
-        if not self.settings.pack_all:
+        if not self.settings.pack_all and layer.name not in self.together:
             layer.reason = reason_of_size(nbytes, layer.bytes_alike, layer.known_sparsity)
 
     def carried_dtype(self, info: TensorInfo) -> torch.dtype:
@@ -135,7 +159,9 @@ class Packer:
         return wanted
 
     def _refuse_unknown_layers(self) -> None:
-        unknown = self.settings.config.layers.keys() - {linear.name for linear in self.linears}
+        known = {name for linear in self.linears for name in linear.names}
+        named = {name for name in self.settings.config.layers if not name.startswith("re:")}
+        unknown = named - known
         if unknown:
             raise CheckpointError(
                 f"layers= names {min(unknown)!r}, and the model has no such linear layer"

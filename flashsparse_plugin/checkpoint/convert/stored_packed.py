@@ -51,7 +51,7 @@ def read_packed(
     """
     assert linear.stored is not None  # only layers that have a weight of their own are read
     where = f"layer {linear.name!r} {list(linear.shape)}"
-    scheme = None if config is None else config.scheme_of(linear.name, linear.stored)
+    scheme = None if config is None else config.scheme_of(*linear.names)
     if scheme is None:
         told = "has no quantization_config that tells how" if config is None else "calls it dense"
         raise CheckpointError(f"{where} is packed, and config.json {told}: fetch the model again")

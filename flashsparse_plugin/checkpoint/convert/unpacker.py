@@ -165,7 +165,7 @@ def _packed_unit(
     config: Any,
     report: UnpackReport,
 ) -> _Unit:
-    scheme = config.scheme_of(linear.name, linear.stored)
+    scheme = config.scheme_of(*linear.names)
     if scheme is None:
         raise CheckpointError(
             f"layer {linear.name!r} {list(linear.shape)} is packed, and config.json calls it "

@@ -82,15 +82,17 @@ def about_packed(home: str, format: object) -> str:
     )
 
 
-def about_experts(count: str, example: str, done: str) -> str:
+def about_experts(count: str, example: str, done: str, why: str | None = None) -> str:
     """Experts of a mixture, which stay dense.
 
     Args:
         count: How many there are.
         example: The name of one.
         done: What cannot be done with them: "packed" or "pruned".
+        why: The reason where they could be.
     """
+    reason = f"all experts of a layer are one weight in the model, which cannot be {done}"
     return (
-        f"The weights of experts stay as they are ({count}, for example {example}): all experts of "
-        f"a layer are one weight in the model, which cannot be {done}."
+        f"The weights of experts stay as they are ({count}, for example {example}): "
+        f"{why or reason}."
     )

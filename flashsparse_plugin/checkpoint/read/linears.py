@@ -7,7 +7,7 @@ transformers without memory (on the meta device) and asked for its linear layers
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from ...packed import FormatError
 from ...roles import heads, routers
 from ..files.headers import CheckpointError, TensorInfo
 from .directory import ModelDirectory
+from .experts import Expert, Stack, expert_of
 from .head import head_of
 from .isolation import modules_bounded, nothing_fetched, use_plain_implementations
 from .renaming import Names
@@ -47,6 +48,8 @@ class Linear:
         is_router: Whether it weighs experts.
         is_transposed: Whether its dense weight is kept as [in_features, out_features].
         why_dense: Why it cannot be packed; None where it can.
+        expert: For a projection of an expert, which all experts of its layer are one parameter
+            with in the model: where it is. Its name is not that of a module.
     """
 
     name: str
@@ -57,11 +60,21 @@ class Linear:
     is_router: bool = False
     is_transposed: bool = False
     why_dense: str | None = None
+    expert: Expert | None = None
 
     @property
     def kind(self) -> str:
-        """What layers of one sort share: the last part of the name, e.g. "q_proj"."""
+        """What layers of one sort share: "q_proj", "experts.gate_proj"."""
+        if self.expert is not None:
+            return f"{kind_of(self.expert.module)}.{self.expert.projection}"
         return kind_of(self.name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that it goes by in a configuration, the most exact one first."""
+        own = (self.name, *filter(None, [self.stored]))
+        expert = self.expert
+        return own if expert is None else (*own, expert.parameter, expert.module)
 
     @property
     def shape_stored(self) -> tuple[int, int]:
@@ -206,7 +219,7 @@ class StoredModel:
         if split:
             self.directory = directory.with_tensors(split_weights(self.names, directory.tensors))
         self.checkpoint = Checkpoint.read(self.names, self.directory.tensors)
-        self.linears = [*self._linears()]
+        self.linears = [*self._linears(), *self._experts()]
         if not any(linear.stored for linear in self.linears):
             raise CheckpointError(
                 f"{type(self.model).__name__} has {len(self.linears)} linear layers and "
@@ -247,6 +260,49 @@ class StoredModel:
             for packed in self.checkpoint.infos.get(owner, {}).values():
                 require_shape(name, packed.weight_shape, linear.shape)
             yield linear
+
+    def _experts(self) -> Iterator[Linear]:
+        """Yields each projection of each expert that is a tensor of its own, or packed as one."""
+        checkpoint = self.checkpoint
+        for stack in checkpoint.stacks.values():
+            stored = dict(checkpoint.experts.stored.get(stack.parameter, {}))
+            for key in checkpoint.made.get(stack.parameter, ()):
+                name = key.removesuffix(".weight")
+                expert = expert_of(name, stack.parameter, checkpoint.stacks)
+                if expert is not None and name != key:
+                    place = (expert.number, expert.projection)
+                    if stored.setdefault(place, name) != name:
+                        raise CheckpointError(
+                            f"expert {expert.name!r} is in {self.directory.path} twice, as "
+                            f"{stored[place]!r} and as {name!r}: fetch the model again"
+                        )
+            if not stored:
+                continue  # all experts are one tensor on disk, too
+            for number, projection in {*stored} - {*stack.named()}:
+                raise CheckpointError(
+                    f"{stored[number, projection]!r} in {self.directory.path} is expert {number}, "
+                    f"and {stack.module!r} has {stack.experts}: the two belong to different "
+                    "models, fetch them together again"
+                )
+            for number, projection in stack.named():
+                yield self._expert(stack, number, projection, stored)
+
+    def _expert(
+        self, stack: Stack, number: int, projection: str, stored: Mapping[tuple[int, str], str]
+    ) -> Linear:
+        name = stored.get((number, projection))
+        if name is None:
+            raise CheckpointError(
+                f"expert {number} of {stack.module!r} has no {projection} {list(stack.shape)} in "
+                f"{self.directory.path}. The checkpoint is incomplete: fetch it again"
+            )
+        expert = Expert(stack.parameter, number, projection, name, stack.shape)
+        if (info := self.directory.tensors.get(f"{name}.weight")) is not None:
+            require_shape(expert.name, info.shape, stack.shape)
+        packed = self.checkpoint.experts.found.get(stack.parameter, {})
+        for each in packed.get((number, projection), {}).values():
+            require_shape(expert.name, each.weight_shape, stack.shape)
+        return Linear(expert.name, name, stack.shape, expert=expert)
 
     def _stored_as(self, name: str) -> str | None:
         """The name of a layer in the checkpoint; a dense weight may go by any name there."""
@@ -311,7 +367,7 @@ class StoredModel:
         return [x.name for x in self.linears if x.is_router and not x.why_dense]
 
     def experts(self) -> list[TensorInfo]:
-        """The tensors of the directory that hold weights of experts."""
+        """The tensors of the directory that hold dense weights of experts."""
         made, taken = self.checkpoint.made, self.checkpoint.stored_as
         keys = set()
         for name in experts_of(self.model):

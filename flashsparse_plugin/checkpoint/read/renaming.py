@@ -7,6 +7,7 @@ so its own loader's renaming is asked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
+
+
+_EXPERT = re.compile(r".*\.\*\.(\w+)\.weight\$?")  # a pattern of one projection of any expert
 
 
 class Names:
@@ -51,6 +55,34 @@ class Names:
             return target, []
         first, *more = self._converter(pattern).target_patterns
         return target, [target, *(target.replace(first, other) for other in more)]
+
+    def projections(self, parameter: str) -> tuple[str, ...]:
+        """Of which weights of one expert the loader makes a parameter that holds all experts.
+
+        Args:
+            parameter: Its name in the model: "model.layers.0.mlp.experts.gate_up_proj".
+
+        Returns:
+            The last parts of their names on disk in the order in which they are put one below the
+            other: ("gate_proj", "up_proj"); none where experts are stored otherwise.
+        """
+        for each in self.converters:
+            (target, *others), kinds = (
+                each.target_patterns,
+                [type(x).__name__ for x in each.operations],
+            )
+            found = [_EXPERT.fullmatch(pattern) for pattern in each.source_patterns]
+            merged = kinds == ["MergeModulelist", "Concatenate"][: len(kinds)] and kinds
+            if (
+                others
+                or not merged
+                or not all(found)
+                or not f".{parameter}".endswith(target if target.startswith(".") else f".{target}")
+            ):
+                continue
+            if len(found) == 1 or (len(kinds) == 2 and each.operations[1].dim == 1):
+                return tuple(match[1] for match in found if match is not None)
+        return ()
 
     def parts(self, key: str, tensor: Tensor) -> dict[str, Tensor]:
         """What the loader makes of one tensor alone, by names in the model.

@@ -87,9 +87,9 @@ def _check_layer(
 ) -> None:
     files = ", ".join(sorted({str(info.path) for info in tensors.values()}))
     try:
-        names = [name] if linear is None else [linear.name, name]
+        names = [name] if linear is None else [*linear.names, name]
         scheme = config.scheme_of(*names)
-        listed = any(each in config.layers for each in names)
+        listed = config.named(*names) is not None
         ignored = not listed and any(matches(each, config.ignore) for each in names)
         if ignored or scheme is None:
             raise FormatError(

@@ -23,6 +23,7 @@ from ...names import DENSE
 from ...packed import FormatError, PackedWeight
 from ...roles import base_name
 from ..files.headers import CheckpointError, TensorInfo, natural
+from .experts import PackedExperts, Stack, expert_of, on_meta, require_expert, stacks_of
 from .head import head_of
 from .renaming import Names
 
@@ -44,6 +45,8 @@ class Checkpoint:
         stored_as: The name in the file of each packed layer and of each dense tensor.
         made: Parameters of the model that the loader makes of other tensors (it merges experts
             and splits fused projections), each with the names of these tensors in the file.
+        experts: Those of a mixture that are packed.
+        stacks: The parameters of the model that are made of experts, packed or dense.
     """
 
     packed: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -51,6 +54,8 @@ class Checkpoint:
     dense: dict[str, Tensor] = field(default_factory=dict)
     stored_as: dict[str, str] = field(default_factory=dict)
     made: dict[str, list[str]] = field(default_factory=dict)
+    experts: PackedExperts = field(default_factory=PackedExperts)
+    stacks: dict[str, Stack] = field(default_factory=dict)
 
     @classmethod
     def read(cls, names: Names, infos: Mapping[str, TensorInfo]) -> Checkpoint:
@@ -63,7 +68,7 @@ class Checkpoint:
         Raises:
             FormatError: For a packed weight that the loader would merge with others or split.
         """
-        checkpoint = cls()
+        checkpoint = cls(stacks=stacks_of(names.model, names))
         packed = {
             key: (layer, own)
             for layer, tensors in packed_names(infos).items()
@@ -82,6 +87,9 @@ class Checkpoint:
                 continue
             layer, own = packed[key]
             target, others = names.of(f"{layer}.weight")
+            if (expert := expert_of(layer, target, checkpoint.stacks)) is not None:
+                checkpoint.experts.add(expert, own, info)
+                continue
             if others:
                 raise FormatError(
                     f"layer {layer!r} is packed, and transformers makes {target!r} of it, merged "
@@ -92,6 +100,7 @@ class Checkpoint:
             checkpoint.packed.setdefault(name, {})[own] = header
             checkpoint.infos.setdefault(name, {})[own] = info
             checkpoint.stored_as[name] = layer
+        checkpoint.experts.require_whole(checkpoint.stacks, checkpoint.made)
         checkpoint._check_names(names)
         return checkpoint
 
@@ -154,6 +163,7 @@ class Checkpoint:
     def _absent(self, model: PreTrainedModel, keys: Iterable[str]) -> list[str]:
         """Those of some tensors of the model that the checkpoint has in no form."""
         known = self.dense.keys() | self.made.keys() | {f"{name}.weight" for name in self.packed}
+        known |= self.experts.found.keys()
         aliases = _aliases(model)
         return [key for key in keys if not known & aliases.get(key, {key})]
 
@@ -197,6 +207,45 @@ class Checkpoint:
                 placed[name] = self._layer(name, shape_of(linears[own]), False, config, own)
         return placed
 
+    def place_experts(
+        self, config: FlashSparseConfig
+    ) -> dict[Stack, dict[tuple[int, str], PackedWeight]]:
+        """Returns the packed experts of a model as the headers describe them.
+
+        Raises:
+            FormatError: For one whose tensors or shape are not as config.json says.
+        """
+        placed = {}
+        for parameter, experts in self.experts.found.items():
+            stack = self.stacks[parameter]
+            placed[stack] = {
+                key: self._expert(stack, key, infos, config) for key, infos in experts.items()
+            }
+        return placed
+
+    def _expert(
+        self,
+        stack: Stack,
+        key: tuple[int, str],
+        infos: Mapping[str, TensorInfo],
+        config: FlashSparseConfig,
+    ) -> PackedWeight:
+        name, stored = (
+            f"{stack.module}.{key[0]}.{key[1]}",
+            self.experts.stored[stack.parameter][key],
+        )
+        scheme = config.scheme_of(name, stored, stack.parameter, stack.module)
+        if scheme is None:
+            raise FormatError(
+                f"expert {name!r} is packed in the checkpoint, and config.json calls it dense. "
+                f"{_REMEDY}"
+            )
+        for info in infos.values():
+            require_shape(name, info.weight_shape, stack.shape)
+        packed = PackedWeight(scheme, stack.shape, on_meta(infos))
+        require_expert(name, packed)
+        return packed
+
     def _layer(
         self,
         name: str,
@@ -239,7 +288,7 @@ class Checkpoint:
                     f"layer {name!r} is packed in the checkpoint, and in the model it is no "
                     f"nn.Linear but {type(modules[name]).__name__}. Is it another model's?"
                 )
-        if self.packed and not self.packed.keys() & {*linears}:
+        if self.packed and not self.packed.keys() & {*linears} and not self.experts.found:
             raise FormatError(
                 f"layer {min(self.packed)!r} is packed in the checkpoint, and neither it nor any "
                 f"other of the {len(self.packed)} packed layers is in a {type(model).__name__}. "

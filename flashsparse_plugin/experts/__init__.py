@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experts of a mixture, packed: one tall weight a projection, one op a layer."""
+
+from .layer import PackedStack, SparseExperts
+from .op import ACTIVATIONS, multiply
+from .stack import ExpertStack
+
+__all__ = ["ACTIVATIONS", "ExpertStack", "PackedStack", "SparseExperts", "multiply"]

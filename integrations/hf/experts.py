@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed experts of transformers' models: loaded by us, since its loader merges them as tensors.
+
+Experts are packed one by one, and streams of packed values have different lengths, which no merge
+of transformers can stack. So the packed tensors are kept from its loader, read once all others are
+in their place, one layer at a time, and validated before they are multiplied.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.accelerate import get_device
+
+from flashsparse_plugin.checkpoint.files.checksums import verify
+from flashsparse_plugin.checkpoint.files.explanations import about_experts
+from flashsparse_plugin.checkpoint.files.headers import TensorInfo
+from flashsparse_plugin.checkpoint.read.experts import Stack
+from flashsparse_plugin.checkpoint.read.stored import Checkpoint
+from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.experts import ExpertStack, PackedStack
+from flashsparse_plugin.experts.layer import pack_module, sparse_experts, stacks_in
+from flashsparse_plugin.formats.values.dtypes import cast
+from flashsparse_plugin.matching import matches
+from flashsparse_plugin.messages import one_line
+from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
+from flashsparse_plugin.pruning import prune_for
+
+from .layers import is_offloaded
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+DENSE_ON_GPU = (
+    "flashsparse: experts stay dense on %s: their kernels for GPUs are not timed yet, and without "
+    'them each expert is a launch. FlashSparseConfig(experts="packed") packs them all the same'
+)
+
+
+@dataclass
+class PackedOnDisk:
+    """The packed experts of a checkpoint, from the skeleton of the model to the loaded one.
+
+    Attributes:
+        stacks: Per parameter of the model, its experts as the headers describe them.
+        infos: Per parameter, expert and projection, the entries of the tensors in the files.
+    """
+
+    stacks: dict[Stack, dict[tuple[int, str], PackedWeight]] = field(default_factory=dict)
+    infos: dict[str, dict[tuple[int, str], dict[str, TensorInfo]]] = field(default_factory=dict)
+
+    @classmethod
+    def place(
+        cls, model: PreTrainedModel, checkpoint: Checkpoint, config: FlashSparseConfig
+    ) -> PackedOnDisk:
+        """Takes the parameters out of the skeleton, so that transformers does not make them up.
+
+        Raises:
+            FormatError: For an expert that is not as config.json says.
+        """
+        stacks = checkpoint.place_experts(config)
+        unexpected = model._keys_to_ignore_on_load_unexpected or ()
+        ignored = set(unexpected)
+        for stack in stacks:
+            module = model.get_submodule(stack.module)
+            module._parameters.pop(stack.own, None)
+            module._is_hf_initialized = True
+            ignored.add(rf"^{re.escape(stack.parameter)}_")
+            ignored.add(rf"^{re.escape(stack.module)}\.\d+\.")
+        if stacks:
+            model._keys_to_ignore_on_load_unexpected = ignored
+        return cls(stacks, checkpoint.experts.found)
+
+    def load(
+        self,
+        model: PreTrainedModel,
+        config: FlashSparseConfig,
+        dtype: torch.dtype,
+        device_map: Mapping[str, Any] | None,
+    ) -> None:
+        """Reads, proves sound and places the experts of the loaded model, a layer at a time.
+
+        Raises:
+            FormatError: For an expert that is not valid, and a checksum that differs.
+            ValueError: For experts that a device map would offload.
+        """
+        found: dict[str, dict[str, PackedStack]] = {}
+        told = False
+        for stack, headers in self.stacks.items():
+            if is_offloaded(dict(device_map) if device_map else None, stack.parameter):
+                raise ValueError(
+                    f"{stack.module!r} is offloaded by the device map, and packed experts cannot "
+                    'be. Remedy: device_map="cpu", or `flashsparse unpack`'
+                )
+            device = torch.device(_device_of(model, device_map, stack.parameter))
+            experts = self._read(stack, headers)
+            module = model.get_submodule(stack.module)
+            if config.dequantize or config.experts_stay_dense(device.type):
+                weight = experts.unpack().to(device=device, dtype=dtype)
+                module.register_parameter(stack.own, nn.Parameter(weight, requires_grad=False))
+                if not config.dequantize and not told:
+                    logger.warning(DENSE_ON_GPU, device)
+                    told = True
+                continue
+            own = found.setdefault(stack.module, {})
+            own[stack.own] = PackedStack(
+                experts.transcode(experts.scheme, device), stack.projections
+            )
+        for name, stacks in found.items():
+            pack_module(model.get_submodule(name), stacks)
+
+    def _read(self, stack: Stack, headers: Mapping[tuple[int, str], PackedWeight]) -> ExpertStack:
+        """The experts of one parameter, each proved sound before they are joined."""
+        infos, parts = self.infos[stack.parameter], []
+        for number in range(stack.experts):
+            own = []
+            for projection in stack.projections:
+                key, name = (number, projection), f"{stack.module}.{number}.{projection}"
+                tensors = {each: info.read() for each, info in infos[key].items()}
+                packed = replace(headers[key], tensors=tensors).validate(name)
+                verify(name, packed, infos[key])
+                own.append(packed)
+            parts.append(own[0].format.join(own))
+        return ExpertStack.of(parts)
+
+
+@dataclass
+class PackingExperts:
+    """The experts of a dense checkpoint, packed as transformers hands them over, merged.
+
+    Attributes:
+        config: How to prune and pack.
+        targets: By the parameter of the model, what it is made of and how to pack it.
+        waiting: By module, what is packed until its other projections are.
+        dense: By module, why its experts stay dense.
+    """
+
+    config: FlashSparseConfig
+    targets: dict[str, tuple[Stack, Scheme]] = field(default_factory=dict)
+    waiting: dict[str, dict[str, PackedStack]] = field(default_factory=dict)
+    dense: dict[str, str] = field(default_factory=dict)
+
+    def choose(
+        self,
+        stacks: Iterable[Stack],
+        device_map: Mapping[str, Any] | None,
+    ) -> None:
+        """Notes which experts are to be packed."""
+        config, told = self.config, False
+        for stack in stacks:
+            named = config.named(stack.parameter, stack.module)
+            first = f"{stack.module}.0.{stack.projections[0]}"
+            if named is None and (config.is_open or matches(first, config.ignore)):
+                continue
+            if (scheme := config.scheme_of(stack.parameter, stack.module)) is None:
+                continue
+            device = get_device(dict(device_map), stack.parameter) if device_map else "cpu"
+            if config.experts_stay_dense(torch.device(_plain(device)).type):
+                if not told and config.experts == "auto":
+                    logger.warning(DENSE_ON_GPU, device)
+                told = True
+                continue
+            self.targets[stack.parameter] = (stack, scheme)
+
+    def pack(
+        self, model: PreTrainedModel, name: str, weight: Tensor, dtype: torch.dtype | None
+    ) -> dict[str, Tensor]:
+        """Packs all experts of one parameter; puts a module's in their place with the last one.
+
+        Returns:
+            The tensors that transformers has to place: those of experts that stay dense.
+        """
+        stack, scheme = self.targets[name]
+        module = model.get_submodule(stack.module)
+        if stack.module not in self.dense:
+            try:
+                packed = self._packed(stack, scheme, weight)
+            except _StayDenseError as error:
+                self.dense[stack.module] = str(error)
+        if stack.module in self.dense:
+            loaded = {name: weight.to(dtype or weight.dtype)}
+            for own, other in self.waiting.pop(stack.module, {}).items():
+                dense = other.stack.unpack().to(dtype or weight.dtype)
+                made = nn.Parameter(dense, requires_grad=False)
+                made._is_hf_initialized = True
+                module.register_parameter(own, made)
+            return loaded
+        ready = self.waiting.setdefault(stack.module, {})
+        ready[stack.own] = packed
+        names = {each.own for each, _ in self.targets.values() if each.module == stack.module}
+        if ready.keys() == names:
+            pack_module(module, self.waiting.pop(stack.module))
+            module._is_hf_initialized = True
+            for parameter in module.parameters():
+                if parameter.device.type != "meta":
+                    parameter._is_hf_initialized = True
+        return {}
+
+    def _packed(self, stack: Stack, scheme: Scheme, weight: Tensor) -> PackedStack:
+        count, rows, columns = (
+            stack.experts,
+            len(stack.projections) * stack.shape[0],
+            stack.shape[1],
+        )
+        if tuple(weight.shape) != (count, rows, columns):
+            raise FormatError(
+                f"experts {stack.parameter!r}: the checkpoint has {list(weight.shape)}, the model "
+                f"{[count, rows, columns]}. Is it another model's?"
+            )
+        parts = []
+        for number, expert in enumerate(weight):
+            own = [
+                self._one(stack, scheme, number, projection, each)
+                for projection, each in zip(
+                    stack.projections, expert.split(stack.shape[0]), strict=True
+                )
+            ]
+            parts.append(scheme.format.join(own))
+        return PackedStack(ExpertStack.of(parts), stack.projections)
+
+    def _one(
+        self, stack: Stack, scheme: Scheme, number: int, projection: str, weight: Tensor
+    ) -> PackedWeight:
+        name, weight = f"{stack.module}.{number}.{projection}", weight.contiguous()
+        if self.config.pruning == "magnitude":
+            weight = prune_for(weight, scheme, self.config.sparsity, name)
+        weight = cast(weight, scheme.dtype, name)
+        try:
+            packed = scheme.format.pack(weight, scheme)
+        except FormatError as error:
+            if number == 0:
+                raise _StayDenseError(f"without the zeros of {scheme.title}") from None
+            raise FormatError(f"expert {name!r} {list(weight.shape)}: {error}") from None
+        if number == 0 and packed.nbytes > 1.01 * packed.dense_nbytes:
+            raise _StayDenseError("larger packed than dense")
+        return packed
+
+    def report(self) -> None:
+        """Says which experts stay dense because of their weights."""
+        for reason in dict.fromkeys(self.dense.values()):
+            names = [
+                name
+                for name, (stack, _) in self.targets.items()
+                if self.dense.get(stack.module) == reason
+            ]
+            told = about_experts(f"{len(names)} tensors", min(names), "packed", reason)
+            logger.warning("flashsparse: %s", one_line(told))
+
+
+class _StayDenseError(Exception):
+    """Why the experts of a layer stay dense."""
+
+
+def packed_stacks(model: nn.Module) -> list[PackedStack]:
+    """All stacks of packed experts of a model."""
+    return [stack for _, module in sparse_experts(model) for stack in stacks_in(module)]
+
+
+def _plain(device: Any) -> str:
+    """A device of a device map, where a number is one of CUDA's, and "disk" is none."""
+    return (
+        f"cuda:{device}" if isinstance(device, int) else "cpu" if device == "disk" else str(device)
+    )
+
+
+def _device_of(
+    model: PreTrainedModel, device_map: Mapping[str, Any] | None, name: str
+) -> torch.device | str:
+    if device_map:
+        return _plain(get_device(dict(device_map), name))
+    return next(p.device for p in model.parameters() if p.device.type != "meta")

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures with packed experts: converted, loaded, packed while loading, saved, unpacked."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from checkpoints import edit_weights, load_all
+from families import FAMILIES
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.checkpoint import (
+    CheckpointError,
+    convert_checkpoint,
+    inspect_checkpoint,
+    unpack_checkpoint,
+)
+from flashsparse_plugin.experts.layer import PackedStack, sparse_experts
+from flashsparse_plugin.formats import get_format
+from flashsparse_plugin.modules import experts_of, linear_modules, weight_of
+
+NM = get_format("nm_vector")
+IDS = torch.tensor([[5, 9, 33, 70, 12, 8], [1, 2, 3, 4, 5, 6]])
+_DEEPSEEK = {**FAMILIES["DeepseekV3ForCausalLM"], "model_type": "deepseek_v2"}
+MORE = {
+    "DeepseekV2ForCausalLM": {**_DEEPSEEK, "topk_method": "greedy"},
+    "Glm4MoeForCausalLM": {**FAMILIES["Qwen3MoeForCausalLM"], "model_type": "glm4_moe"}
+    | dict(n_group=1, topk_group=1, first_k_dense_replace=1, n_shared_experts=1),
+    "Qwen2MoeForCausalLM": {**FAMILIES["Qwen3MoeForCausalLM"], "model_type": "qwen2_moe"},
+}
+MIXTURES = {
+    name: FAMILIES.get(name) or MORE[name]
+    for name in (
+        "MixtralForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "OlmoeForCausalLM",
+        "DeepseekV3ForCausalLM",
+        *MORE,
+    )
+}
+INT8 = {"n": 2, "m": 4, "values": "int8"}
+
+
+def made(architecture, path, options=None, dtype=torch.bfloat16):
+    """A tiny mixture that is 2:4 in every weight, experts too, and saved."""
+    settings = dict(MIXTURES[architecture])
+    scheme = NM.scheme(dtype, options or {"n": 2, "m": 4})
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in experts_of(model).values():
+            for expert in parameter.normal_(std=0.1):
+                expert.copy_(NM.conform(expert.contiguous(), scheme))
+        for layer in linear_modules(model).values():
+            weight = weight_of(layer)
+            weight.copy_(NM.conform(weight.contiguous(), scheme))
+    model.save_pretrained(path)
+    return path
+
+
+def load(path, config=None, **given):
+    model = AutoModelForCausalLM.from_pretrained(
+        path, quantization_config=config, dtype=torch.float32, **given
+    )
+    if config is None:
+        model.set_experts_implementation("eager")
+    return model
+
+
+@torch.no_grad()
+def logits(model):
+    return model(IDS).logits
+
+
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory):
+    return made("Qwen3MoeForCausalLM", tmp_path_factory.mktemp("moe") / "dense")
+
+
+@pytest.fixture(scope="module")
+def packed(pruned, tmp_path_factory):
+    out = tmp_path_factory.mktemp("moe") / "packed"
+    convert_checkpoint(pruned, out, format="2:4-int8")
+    return out
+
+
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_a_packed_mixture_is_the_dense_pruned_one(architecture, tmp_path):
+    dense = made(architecture, tmp_path / "dense", INT8)
+    report = convert_checkpoint(dense, tmp_path / "packed", format="2:4-int8")
+    experts = [layer for layer in report.layers if layer.kind.startswith("experts.")]
+    assert experts and all(layer.is_packed for layer in experts) and not report.warnings
+    unpack_checkpoint(tmp_path / "packed", tmp_path / "back")
+    assert load_all(tmp_path / "back").keys() == load_all(dense).keys()
+
+    reference = load(tmp_path / "back")
+    model, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "packed", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info.values())
+    assert len([*sparse_experts(model)]) == len(
+        {x.name.rpartition(".experts.")[0] for x in experts}
+    )
+    wanted = logits(reference)
+    assert (logits(model) - wanted).norm() < 2e-6 * wanted.norm()
+    tokens = [m.generate(IDS, max_new_tokens=4, do_sample=False) for m in (model, reference)]
+    assert torch.equal(*tokens)
+
+    model.save_pretrained(tmp_path / "saved")
+    before, after = load_all(tmp_path / "packed"), load_all(tmp_path / "saved")
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert name.endswith("norm.weight") or torch.equal(tensor, after[name].to(tensor.dtype)), (
+            name
+        )
+
+
+@pytest.mark.parametrize("format", ["2:4", "tiled_csl"])
+def test_a_dense_mixture_is_packed_while_it_loads(format, pruned):
+    """Streams, whose lengths differ from expert to expert, too."""
+    model = load(pruned, fs.FlashSparseConfig(format=format, dtype="bfloat16"))
+    wanted = logits(load(pruned))
+    stacks = [each for _, m in sparse_experts(model) for each in m.children()]
+    assert sum(isinstance(each, PackedStack) for each in stacks) == 4
+    assert (logits(model) - wanted).norm() < 1e-6 * wanted.norm()
+    assert not any(p.dim() == 3 and p.is_floating_point() for p in model.parameters())
+    state = model.state_dict()
+    again = load(pruned, fs.FlashSparseConfig(format=format, dtype="bfloat16", pruning="none"))
+    again.load_state_dict(state)
+    assert torch.equal(logits(again), logits(model))
+    assert torch.equal(logits(model.dequantize()), logits(load(pruned)))
+
+
+def test_a_stream_is_loaded_from_its_file(pruned, tmp_path):
+    convert_checkpoint(pruned, tmp_path / "packed", format="tiled_csl", pack_all=True)
+    wanted = logits(load(pruned))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "packed", dtype=torch.float32)
+    assert (logits(model) - wanted).norm() < 1e-6 * wanted.norm()
+    dense = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "packed", quantization_config=fs.FlashSparseConfig(experts="dense")
+    )
+    assert not [*sparse_experts(dense)] and all(p.device.type == "cpu" for p in dense.parameters())
+
+
+def test_experts_are_one_kind_a_projection(packed):
+    found = inspect_checkpoint(packed)
+    kinds = [layer.kind for layer in found.layers]
+    assert {kind: kinds.count(kind) for kind in kinds if "experts" in kind} == {
+        f"experts.{each}_proj": 8 for each in ("gate", "up", "down")
+    }
+    config = json.loads((packed / "config.json").read_text())["quantization_config"]
+    assert config["layers"].keys() == {"lm_head"}  # and no expert, of which there are thousands
+
+
+def test_names_of_stacks_and_patterns_say_how_experts_are_packed(pruned, tmp_path):
+    layers = {
+        "model.layers.0.mlp.experts": {"format": "dense", "reason": "by choice"},
+        r"re:.*\.1\.mlp\.experts\.\d+\.down_proj": {"format": "nm_vector", "options": INT8},
+    }
+    report = convert_checkpoint(pruned, tmp_path / "out", format="2:4", layers=layers)
+    experts = [x for x in report.layers if x.kind.startswith("experts.")]
+    told = {(x.name.split(".")[2], x.kind): x.reason or x.scheme for x in experts}
+    assert told["0", "experts.up_proj"] == told["0", "experts.down_proj"] == "by choice"
+    assert told["1", "experts.up_proj"] == "nm_vector(2:4)"
+    assert told["1", "experts.down_proj"] == "nm_vector(2:4, int8)"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert [name for name, _ in sparse_experts(model)] == ["model.layers.1.mlp.experts"]
+
+
+def test_experts_without_zeros_stay_dense_together(pruned, tmp_path, caplog):
+    shutil.copytree(pruned, tmp_path / "dense")
+
+    def fill(tensors):
+        name = "model.layers.0.mlp.experts.0.down_proj.weight"
+        tensors[name] = torch.ones_like(tensors[name])
+
+    edit_weights(tmp_path / "dense", fill)
+    report = convert_checkpoint(tmp_path / "dense", tmp_path / "out", format="2:4")
+    stay = {x.name.rpartition(".experts")[0] for x in report.layers if "zeros" in (x.reason or "")}
+    assert stay == {"model.layers.0.mlp"}
+    assert any("experts without the zeros of nm_vector(2:4)" in each for each in report.warnings)
+    model = load(tmp_path / "dense", fs.FlashSparseConfig(format="2:4"))
+    assert [name for name, _ in sparse_experts(model)] == ["model.layers.1.mlp.experts"]
+    assert "stay as they are (2 tensors, for example model.layers.0.mlp.experts.down" in caplog.text
+    wanted = logits(load(tmp_path / "dense"))
+    assert (logits(model) - wanted).norm() < 1e-6 * wanted.norm()
+
+
+def _twice(tensors):
+    name = "model.layers.0.mlp.experts.1.up_proj"
+    tensors[f"{name}.weight"] = torch.zeros(48, 128, dtype=torch.bfloat16)
+
+
+def _missing(tensors):
+    for own in ("weight_packed", "weight_index", "weight_scale"):
+        del tensors[f"model.layers.1.mlp.experts.3.gate_proj.{own}"]
+
+
+def _of_another_shape(tensors):
+    name = "model.layers.0.mlp.experts.2.down_proj.weight_packed"
+    tensors[name] = tensors[name][:-1].clone()
+
+
+def _out_of_range(tensors):
+    for own in ("weight_packed", "weight_index", "weight_scale"):
+        old = f"model.layers.0.mlp.experts.3.gate_proj.{own}"
+        tensors[old.replace(".3.", ".7.")] = tensors[old].clone()
+
+
+def _incomplete(tensors):
+    del tensors["model.layers.0.mlp.experts.2.down_proj.weight_scale"]
+
+
+def _scale(tensors):
+    tensors["model.layers.0.mlp.experts.2.down_proj.weight_scale"][0] = torch.nan
+
+
+HOSTILE = {
+    _twice: r"experts\.1\.up_proj' \[48, 128\] is in the checkpoint twice",
+    _missing: r"experts\.3\.gate_proj' \[48, 128\] is not in the checkpoint",
+    _of_another_shape: r"experts\.2\.down_proj'.*\[128, 48\].*weight_packed",
+    _out_of_range: r"expert 7 of 'model\.layers\.0\.mlp\.experts'.*4 experts",
+    _incomplete: r"experts\.2\.down_proj'.*weight_scale",
+    _scale: r"experts\.2\.down_proj'.*(scale|checksum)",
+}
+
+
+@pytest.mark.parametrize("damage", HOSTILE, ids=lambda each: each.__name__)
+def test_damaged_experts_are_refused(damage, packed, tmp_path):
+    shutil.copytree(packed, tmp_path / "bad")
+    edit_weights(tmp_path / "bad", damage)
+    with pytest.raises(fs.FormatError, match=HOSTILE[damage]):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "bad")
+    with pytest.raises(fs.FormatError, match=HOSTILE[damage]):
+        unpack_checkpoint(tmp_path / "bad", tmp_path / "out")
+
+
+def test_a_dense_mixture_that_lacks_an_expert_is_not_converted(pruned, tmp_path):
+    shutil.copytree(pruned, tmp_path / "bad")
+    edit_weights(tmp_path / "bad", lambda t: t.pop("model.layers.0.mlp.experts.2.down_proj.weight"))
+    with pytest.raises(CheckpointError, match=r"expert 2 .* has no down_proj \[128, 48\]"):
+        convert_checkpoint(tmp_path / "bad", tmp_path / "out", format="2:4")
+
+
+def test_a_gradient_goes_through_packed_experts(pruned):
+    """As an adapter beside them asks for; their weights have none."""
+    model = load(pruned, fs.FlashSparseConfig(format="2:4", dtype="bfloat16"))
+    found = []
+    for each in (model, load(pruned)):
+        x = each.get_input_embeddings()(IDS).detach().requires_grad_()
+        each(inputs_embeds=x).logits.square().sum().backward()
+        found.append(x.grad)
+    assert (found[0] - found[1]).norm() < 1e-5 * found[1].norm() > 0
+
+
+def test_biased_and_ungated_experts_are_what_the_models_own_forward_gives():
+    """The flags that transformers' decorator sets, on a class of a test."""
+    from transformers.integrations.moe import use_experts_implementation
+
+    from flashsparse_plugin.experts import ExpertStack
+    from flashsparse_plugin.experts.layer import pack_module, unpack_module
+
+    @use_experts_implementation(has_gate=False, has_bias=True)
+    class Own(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.num_experts, self.act_fn = 3, nn.ReLU()
+            self.up_proj = nn.Parameter(torch.randn(3, 16, 8))
+            self.up_proj_bias = nn.Parameter(torch.randn(3, 16))
+            self.down_proj = nn.Parameter(torch.randn(3, 8, 16))
+            self.down_proj_bias = nn.Parameter(torch.randn(3, 8))
+
+        def forward(self, x, ids, weights):
+            y = torch.zeros_like(x)
+            for token, (row, own) in enumerate(zip(ids.tolist(), weights, strict=True)):
+                for expert, weight in zip(row, own, strict=True):
+                    up = self.up_proj[expert] @ x[token] + self.up_proj_bias[expert]
+                    down = self.down_proj[expert] @ up.relu() + self.down_proj_bias[expert]
+                    y[token] += weight * down
+            return y
+
+    torch.manual_seed(0)
+    scheme = NM.scheme(torch.float32, {"n": 2, "m": 4})
+    kind = type("Config", (), {"_experts_implementation": "eager"})
+    module = Own(kind())
+    stacks = {}
+    with torch.no_grad():
+        for own in ("up_proj", "down_proj"):
+            parameter = getattr(module, own)
+            for each in parameter:
+                each.copy_(NM.conform(each.contiguous(), scheme))
+            parts = [NM.pack(each.detach().contiguous(), scheme) for each in parameter]
+            stacks[own] = PackedStack(ExpertStack.of(parts), (own,))
+        x, ids = torch.randn(5, 8), torch.randint(0, 3, (5, 2))
+        given = (x, ids, torch.rand(5, 2))
+        wanted = module(*given)
+        pack_module(module, stacks)
+        torch.testing.assert_close(module(*given), wanted)
+        unpack_module(module, torch.float32)
+        assert type(module) is Own and torch.equal(module(*given), wanted)
