@@ -19,6 +19,7 @@ import contextlib
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from torch import Tensor
 import flashsparse_plugin as fs
 from flashsparse_plugin import selftest
 from flashsparse_plugin.dataflow.tuner import random_weight
-from flashsparse_plugin.evaluation.dense_products import FP8, dense_products
+from flashsparse_plugin.evaluation.dense_products import FP8, DenseProduct, dense_products
 from flashsparse_plugin.evaluation.kinds import CHOICES, KINDS
 from flashsparse_plugin.ops import ops
 
@@ -66,6 +67,15 @@ def _rope(query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor) -> tup
 def _silu_mul(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
+
+
+def _dense(weight: Tensor) -> Product:
+    return lambda x: torch.nn.functional.linear(x, weight)
+
+
+def _rounded(rival: DenseProduct) -> Product:
+    tensors = rival.copy()
+    return lambda x: rival.multiply(rival.quantize(x), tensors)
 
 
 class Between:
@@ -180,12 +190,10 @@ class Step:
             return lambda: fs.SparseLinear.from_packed(_formats.copy_of(own))
         weight = random_weight(each.shape, 1.0, self._dtype, self._device)
         if name == BFLOAT16:
-            copies = torch.nn.functional.linear
-            return lambda: lambda x, w=weight.clone(): copies(x, w)
-        found = [rival for rival in dense_products(weight) if not isinstance(rival, tuple)]
-        for rival in found:
-            if rival.name == FP8:
-                return lambda: lambda x, w=rival.copy(): rival.multiply(rival.quantize(x), w)
+            return lambda: _dense(weight.clone())
+        for rival in dense_products(weight):
+            if isinstance(rival, DenseProduct) and rival.name == FP8:
+                return partial(_rounded, rival)
         print(f"{name} is left out: not on this device")
         return None
 
