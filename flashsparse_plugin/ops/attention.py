@@ -35,7 +35,8 @@ def _(query, key, value, lengths=None, mask=None, *, scale, **options):
         query: float16 or bfloat16, on the CPU also float32: [sequences, heads, head_dim], the last
             dimension contiguous; head_dim 64, 80, 96, 128 or 256.
         key: In the dtype of query or float8_e4m3fn, [sequences, kv_heads, positions, head_dim], any
-            strides but the last (1); on CUDA rows start on 16 bytes. heads / kv_heads query heads share one.
+            strides but the last (1); on CUDA rows start on 16 bytes. heads / kv_heads query heads
+            share one.
         value: In the shape and dtype of key; its strides may differ.
         lengths: int32 [sequences], or None: all positions. On the CPU one beyond the positions is
             an error, on CUDA it counts for as many as there are.
