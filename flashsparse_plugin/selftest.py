@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import selftest_experts
 from .formats import all_formats
 from .ops import attention_reference, elementwise, ops, reference
 from .packed import Format, FormatError, PackedWeight, Scheme
@@ -103,6 +104,8 @@ def about(op: str) -> str:
         return "dense layers with few tokens"
     if op.endswith("_decode"):
         return "decode attention"
+    if op in _OF_EXPERTS:
+        return "experts of mixtures"
     if op in _BETWEEN_PRODUCTS:
         return "norms, rotary embeddings, activations"
     if op == "cpu_capability":
@@ -134,6 +137,10 @@ def _find(op: str) -> Callable[[str], float] | None:
         return lambda device: max(_dense(op, _weight(dtype), device) for dtype in _WEIGHT_DTYPES)
     if op in _BETWEEN_PRODUCTS:
         return lambda device: max(_between(op, dtype, device) for dtype in _WEIGHT_DTYPES)
+    if op == "experts_order":
+        return _experts_order
+    if op in _OF_EXPERTS:
+        return lambda device: _experts(op, device)
     if op.endswith("_decode"):
         name = op.removesuffix("_decode")
         return lambda device: max(_decode(name, dtype, device) for dtype in _WEIGHT_DTYPES)
@@ -405,6 +412,19 @@ def _between(op: str, dtype: torch.dtype, device: str) -> float:
     return worst
 
 
+def _experts_order(device: str) -> float:
+    if error := selftest_experts.order(device):
+        raise _Wrong("slots are not in the order of a stable sort by expert")
+    return error
+
+
+def _experts(op: str, device: str) -> float:
+    error = selftest_experts.layer(op, device)
+    if not error <= selftest_experts.LIMIT:
+        raise _Wrong(f"error {error:.1e} above {selftest_experts.LIMIT:.1e}")
+    return error
+
+
 def _capability(device: str) -> float:
     if not kernel_path():
         raise _Wrong("names no kernels")
@@ -412,6 +432,7 @@ def _capability(device: str) -> float:
 
 
 _BETWEEN_PRODUCTS = {"rms_norm", "add_rms_norm", "gate_mul", "rope", "rope_cache"}
+_OF_EXPERTS = {"experts", "experts_order", "sparse_24_experts"}
 _DENSE_TOKENS = {"flat_gemm": (1, 8, 33), "gemv": (1, 3, 8), "dense_linear": (1, 5, 40)}
 _DENSE_THRESHOLDS = {"dense_linear": (2, 16)}  # such that it takes each of its three ways
 _PROMISES = {

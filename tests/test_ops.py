@@ -150,6 +150,7 @@ SAMPLES = {
     "sparse_24_linear": [],  # in formats/pattern/test_sparse_24.py, as is the next
     "sparse_24_unpack": [],
     "sparse_24_linear_rounded": [],  # in formats/pattern/test_sparse_24.py
+    "experts": [],  # in experts/test_op.py
     "sparse_24_experts": [],  # in formats/pattern/test_sparse_24_experts.py
     "nm_gather_unpack": [
         (*GATHER, OUT, IN, *PATTERN, torch.bfloat16),
@@ -190,7 +191,7 @@ SAMPLES = {
     **dict.fromkeys(("begin_early", "override_launch", "end_override"), []),  # CUDA only
     **dict.fromkeys(("known_gpus", "launch_fields", "compiled_shapes", "choose_kernel"), []),  # str
     "known_gpu": [("H200",)],
-    "plan": [("sparse_24.many", *PRODUCT), ("tiled_bitmap.sparse", *PRODUCT)],
+    "plan": [("sparse_24.many", *PRODUCT), ("tiled_bitmap.codes", *PRODUCT)],
     "candidates": [("dense.flat_gemm", *PRODUCT)],
 }
 DECODE = {"scale": 0.125, "phi": torch.zeros(6), "sinks": torch.ones(6)}

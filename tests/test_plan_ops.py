@@ -19,7 +19,7 @@ PRODUCTS = {
     "dense.flat_gemm": Product((4096, 4096), 16),
     "tiled_csl.sparse": Product((4096, 4096), 16, 20 << 20),
     "tiled_bitmap.few": Product((4096, 4096), 16, 20 << 20),
-    "tiled_bitmap.sparse": Product((4096, 4096), 16, 12 << 20, values="int8"),
+    "tiled_bitmap.codes": Product((4096, 4096), 16, 12 << 20, values="int8"),
     "tiled_bitmap.many": Product((4096, 4096), 512, 20 << 20),
     "sparse_24.few": Product((4096, 4096), 16, 10 << 20, values="int8"),
     "sparse_24.many": Product((4096, 4096), 512, 10 << 20, values="int8", quantizes_x=True),

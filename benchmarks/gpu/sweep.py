@@ -62,7 +62,7 @@ SWEPT: dict[str, tuple[Sequence[str], Sequence[int]]] = {
     "dense.flat_gemm": ((DENSE,), (8, 16, 32, 64)),
     "tiled_csl.sparse": (CSL, (1, 8, 16, 32, 64, 128)),
     "tiled_bitmap.few": (BITMAPS, (1, 8, 16, 32)),
-    "tiled_bitmap.sparse": (("50% int8", "50% W8A8"), (1, 8, 16, 32, 64)),
+    "tiled_bitmap.codes": (("50% int8", "50% W8A8"), (1, 8, 16, 32, 64)),
     "tiled_bitmap.many": (BITMAPS, (33, 64, 128, 256)),
     "sparse_24.few": (TWO_FOUR, (1, 8, 16, 32)),
     "sparse_24.many": ((*TWO_FOUR, "2:4 fp8 W8A8"), (8, 16, 32, 64, 128, 256)),

@@ -108,7 +108,7 @@ Format tiled_bitmap_planners() {
   return {"tiled_bitmap",
           choose,
           {{"tiled_bitmap.few", kFewFields, few_shapes, plan_few, list_few},
-           {"tiled_bitmap.sparse", kFewFields, codes_shapes, plan_few, list_few},
+           {"tiled_bitmap.codes", kFewFields, codes_shapes, plan_few, list_few},
            {"tiled_bitmap.many", LaunchNumbers<WgmmaPlan>::kFields, many_shapes, plan_many,
             list_many}}};
 }

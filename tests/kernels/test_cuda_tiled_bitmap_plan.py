@@ -32,7 +32,7 @@ def launches(gpu: str, products: Iterable[Product]) -> list[str]:
             (rows, cols), tokens, nbytes, values, quantizes_x=operands == "rounded"
         )
         found.append(
-            launch("tiled_bitmap.sparse", product, gpu)
+            launch("tiled_bitmap.codes", product, gpu)
             if values != "native"
             else launch("tiled_bitmap.few", product, gpu)
         )
@@ -88,7 +88,7 @@ def test_the_planned_launch_is_the_cheapest_candidate(gpu, operands):
             values,
             quantizes_x=operands == "rounded",
         )
-        kernel = "tiled_bitmap.few" if values == "native" else "tiled_bitmap.sparse"
+        kernel = "tiled_bitmap.few" if values == "native" else "tiled_bitmap.codes"
         chosen = plan.plan(kernel, product, PLANNED_FOR[gpu])
         found = plan.candidates(kernel, product, PLANNED_FOR[gpu])
         assert chosen in found and chosen.seconds == min(each.seconds for each in found)
