@@ -20,6 +20,7 @@ from transformers.models.auto import modeling_auto
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import CheckpointError, convert_checkpoint
+from flashsparse_plugin.experts import PackedStack
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.modules import linear_modules, weight_of
 from flashsparse_plugin.packed import FormatError
@@ -112,6 +113,7 @@ def built(model_type: str) -> nn.Module | None:
 def assert_same(found: nn.Module, reference: nn.Module) -> int:
     """Every tensor of a model is that of the reference, packed or not; how many are packed."""
     packed = {name for name, m in found.named_modules() if isinstance(m, SparseLinear)}
+    stacks = {name: m for name, m in found.named_modules() if isinstance(m, PackedStack)}
     assert packed
     for name in packed:
         expected = weight_of(reference.get_submodule(name))
@@ -119,9 +121,12 @@ def assert_same(found: nn.Module, reference: nn.Module) -> int:
     for name, expected in [*reference.named_parameters(), *reference.named_buffers()]:
         layer, _, own = name.rpartition(".")
         if layer not in packed or own != "weight":
-            tensor = found.get_parameter_or_buffer(name)
+            if name in stacks:
+                tensor = stacks[name].stack.unpack()
+            else:
+                tensor = found.get_parameter_or_buffer(name)
             assert torch.equal(tensor.nan_to_num(7), expected.nan_to_num(7)), name
-    return len(packed)
+    return len(packed) + len(stacks)
 
 
 def loaded(kind, path, **options):

@@ -233,7 +233,7 @@ def test_registers_of_a_product_that_are_overwritten_are_caught():
     """A is the tensor core's until the product is waited for: the next one is made beside it."""
     header = "cuda/tiled_bitmap/wgmma.cuh"
     text = (KERNELS / header).read_text()
-    early = text.replace("a_[(panel + 1) % 2]", "a_[panel % 2]")
+    early = text.replace("a_[panel % 2][part]", "a_[(panel + 1) % 2][part]")
     assert early != text
     binary = compile_driver(DRIVER, "plain", {header: early} | FEW)
     for shape in (SMALL, WIDE):
