@@ -61,7 +61,7 @@ class Summary:
         self.packed_bytes += weight.nbytes
         if weight.nbytes > weight.dense_nbytes:
             self.larger.append(name)
-        gpu = Target.of(weight.device, weight.dtype).gpu
+        gpu = Target.of(weight.device, weight.scheme.dtype).gpu
         if not has_kernel(weight.scheme, weight.device, gpu):
             self.unpacked.append((name, weight.scheme))
             self._device, self._gpu = weight.device, gpu
