@@ -105,7 +105,7 @@ def about(op: str) -> str:
     if op.endswith("_decode"):
         return "decode attention"
     if op in _OF_EXPERTS:
-        return "experts of mixtures"
+        return "layers of mixtures"
     if op in _BETWEEN_PRODUCTS:
         return "norms, rotary embeddings, activations"
     if op == "cpu_capability":

@@ -98,6 +98,8 @@ NOT_RUN = {
     "--layers 28672x7168,4096x14336,8192x8192,28672x4096 --sparsity 50,80 "
     "--tokens 128,256,512,1024,2048,4096": GPU,
     "python benchmarks/gpu/eval.py --shape llama-3-8b": GPU,
+    "python benchmarks/gpu/far.py --layers 128256x4096,151936x5120 "
+    '--kinds "head, int8;head, fp8"': GPU,
     "python benchmarks/gpu/serve.py": GPU,
     "python benchmarks/gpu/serve.py --traffic mixed --clients 8 64": GPU,
     "python benchmarks/gpu/serve.py --model opt-66b --gpus 2 --dummy": GPU,

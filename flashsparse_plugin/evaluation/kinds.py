@@ -51,6 +51,7 @@ def vectors(**options: Any) -> Kind:
 KINDS = {
     **{f"{share:.0%} tiled_csl": Kind("tiled_csl", share) for share in (0.5, 0.7, 0.8, 0.9)},
     **{f"{share:.0%} tiled_bitmap": Kind("tiled_bitmap", share) for share in (0.5, 0.7, 0.8, 0.9)},
+    "50% int8": Kind("tiled_bitmap", 0.5, {"values": "int8"}),
     "50% W8A8": Kind("tiled_bitmap", 0.5, {"values": "int8", "activations": "int8"}),
     "2:4": vectors(n=2, m=4),
     "2:4 fp8_e4m3": vectors(n=2, m=4, values="fp8_e4m3"),

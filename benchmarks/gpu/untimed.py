@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What is built and was never timed on a card: is it right there, and how fast?
+
+    python benchmarks/gpu/untimed.py --minutes 9.5
+    python benchmarks/gpu/untimed.py --only doctor,experts
+
+One program after the other, each with its share of the minutes; each holds its results against
+float64 before it times them, and saves a file. Ends with a line for each, and with status 1 if one
+of them found something wrong. A program leaves this list when its results are committed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from _program import parser
+
+HERE = Path(__file__).parent
+OF_BITMAPS = ["--kinds", "50% int8;50% W8A8", "--tokens", "32,48,64,96,128,256,512"]
+# The program, its options, and its share of the time; none: it takes as long as it takes.
+PROGRAMS: dict[str, tuple[list[str], float | None]] = {
+    "doctor": (["-m", "flashsparse_plugin", "doctor"], None),
+    "launches": (["sweep.py", "--check"], 1),
+    "step": (["step.py"], 2),
+    "experts": (["experts.py"], 3),
+    "fp8 cache": (["attention.py", "--cache", "fp8"], 1.5),
+    "sinks": (["attention.py", "--sinks", "--check"], 0.5),
+    "heads": (["far.py", "--kinds", "head, int8;head, fp8", "--layers", "128256x4096"], 0.5),
+    "bitmaps": (["layers.py", *OF_BITMAPS, "--layers", "28672x4096,4096x14336,6144x4096"], 1),
+}
+
+
+def commands(minutes: float, names: list[str], options: list[str]) -> dict[str, list[str]]:
+    """The command line of each program.
+
+    Args:
+        minutes: Of all of them.
+        names: Of PROGRAMS; which to run.
+        options: That each of ours is given, too.
+    """
+    whole = sum(PROGRAMS[name][1] or 0 for name in names)
+    found = {}
+    for name in names:
+        arguments, share = PROGRAMS[name]
+        if share is not None:
+            arguments = [str(HERE / arguments[0]), *arguments[1:], *options]
+            arguments += ["--minutes", f"{minutes * share / whole:.2f}"]
+        found[name] = [sys.executable, *arguments]
+    return found
+
+
+def main() -> int:
+    made = parser(__doc__ or "", 9.5, "bfloat16")
+    made.add_argument("--only", type=lambda text: text.split(","), default=list(PROGRAMS))
+    arguments = made.parse_args()
+    if unknown := [name for name in arguments.only if name not in PROGRAMS]:
+        made.error(f"there is no {unknown[0]!r}; there are {', '.join(PROGRAMS)}")
+    options = ["--device", arguments.device, "--dtype", arguments.dtype]
+    options += ["--out", str(arguments.out)] if arguments.out else []
+    lines, status = [], 0
+    for name, command in commands(arguments.minutes, arguments.only, options).items():
+        print(f"\n== {name}: {' '.join(command[1:])}", flush=True)
+        start = time.perf_counter()
+        code = subprocess.run(command, cwd=HERE, check=False).returncode
+        lines.append(
+            f"{name:10} {'right' if code == 0 else f'status {code}':10} "
+            f"{time.perf_counter() - start:6.0f} s"
+        )
+        status |= code != 0
+    print("\n" + "\n".join(lines))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
