@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from _check import Checker, Tally
@@ -17,6 +17,17 @@ from _device import Budget, Stopwatch, _results, bandwidth, machine, require_dev
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 MOST_FAILURES = 40  # are printed; the report has them all
 Row = dict[str, Any]
+
+
+class Measurement(Protocol):
+    """What fills rows, one thing after the other that is printed when it was measured."""
+
+    rows: list[Row]
+
+    def run(self, budget: Budget) -> Iterator[object]: ...
+
+
+Made = TypeVar("Made", bound=Measurement)
 
 
 def parser(description: str, minutes: float, dtype: str = "float16") -> argparse.ArgumentParser:
@@ -128,6 +139,22 @@ def save_each(
         if rows:
             show(rows, about)
         print(f"written to {path}")
+
+
+def measure(
+    kind: Callable[[argparse.Namespace, torch.device, Stopwatch], Made],
+    arguments: argparse.Namespace,
+    name: str,
+    show: Callable[[Sequence[Row], Row], None],
+) -> Made:
+    """Makes a measurement, and saves its rows to a file of the folder of results as it goes."""
+    device = device_of(arguments)
+    budget = Budget(60 * arguments.minutes)
+    stopwatch = Stopwatch(device, arguments.replays)
+    about, _ = conditions(arguments, device, stopwatch)
+    made = kind(arguments, device, stopwatch)
+    save_each(made.run(budget), made.rows, about, arguments.out / name, budget, show)
+    return made
 
 
 def signature(about: Row) -> str:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from _device import Budget, Stopwatch, _measure, cold_bytes
-from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
+from _program import DTYPES, measure, numbers, parser, signature
 from rich import box
 from rich.table import Table
 from torch import Tensor
@@ -380,13 +380,7 @@ def main() -> int:
     options.add_argument("--kinds", type=lambda text: text.split(";"), default=list(KINDS)[:4])
     options.add_argument("--tokens", type=numbers, default=[1, 8, 64, 256])
     arguments = options.parse_args()
-    device = device_of(arguments)
-    budget = Budget(60 * arguments.minutes)
-    stopwatch = Stopwatch(device, arguments.replays)
-    about, _ = conditions(arguments, device, stopwatch)
-    measured = Measured(arguments, device, stopwatch)
-    path = arguments.out / "experts.csv"
-    save_each(measured.run(budget), measured.rows, about, path, budget, show)
+    measured = measure(Measured, arguments, "experts.csv", show)
     print(f"{measured.checked} results checked, {measured.wrong} wrong")
     return int(measured.wrong > 0 or not measured.checked)
 

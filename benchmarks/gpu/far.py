@@ -26,7 +26,7 @@ import torch
 from _baselines import Ways, _best, activations
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
 from _layers import LLAMA, Layer, layer
-from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
+from _program import DTYPES, measure, numbers, parser, signature
 from rich import box
 from rich.table import Table
 from torch import Tensor
@@ -165,13 +165,7 @@ def main() -> int:
     options.add_argument("--tokens", type=numbers, default=[1, 8, 16, 32, 64])
     options.add_argument("--kinds", type=lambda text: text.split(";"), default=list(CHOICES))
     arguments = options.parse_args()
-    device = device_of(arguments)
-    budget = Budget(60 * arguments.minutes)
-    stopwatch = Stopwatch(device, arguments.replays)
-    about, _ = conditions(arguments, device, stopwatch)
-    measured = Far(arguments, device, stopwatch)
-    out = arguments.out / "far.csv"
-    save_each(measured.run(budget), measured.rows, about, out, budget, show)
+    measured = measure(Far, arguments, "far.csv", show)
     print(f"{measured.wrong} results are wrong")
     return int(measured.wrong > 0 or not measured.rows)
 

@@ -24,7 +24,7 @@ import torch
 from _baselines import activations
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
 from _layers import SERVED, Layer, layer
-from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
+from _program import DTYPES, measure, numbers, parser, signature
 from rich import box
 from rich.table import Table
 from torch import Tensor
@@ -165,14 +165,8 @@ def main() -> int:
     known = [layer(each) for each in HELD_OUT] if arguments.held_out else SERVED
     arguments.layers = arguments.layers or known
     arguments.tokens = arguments.tokens or (HELD_OUT_TOKENS if arguments.held_out else TOKENS)
-    device = device_of(arguments)
-    budget = Budget(60 * arguments.minutes)
-    stopwatch = Stopwatch(device, arguments.replays)
-    about, _ = conditions(arguments, device, stopwatch)
-    measured = Layers(arguments, device, stopwatch)
-    out = arguments.out / ("held_out.csv" if arguments.held_out else "layers.csv")
-    save_each(measured.run(budget), measured.rows, about, out, budget, show)
-    return int(not measured.rows)
+    name = "held_out.csv" if arguments.held_out else "layers.csv"
+    return int(not measure(Layers, arguments, name, show).rows)
 
 
 if __name__ == "__main__":

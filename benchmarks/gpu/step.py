@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from _device import Budget, Stopwatch, _formats, _measure
 from _layers import Layer, layer
-from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
+from _program import DTYPES, measure, numbers, parser, signature
 from rich import box
 from rich.table import Table
 from torch import Tensor
@@ -166,6 +166,7 @@ class Step:
                 print(f"WRONG {op}: {found.detail}")
 
     def run(self, budget: Budget) -> Iterator[str]:
+        self.check()
         for name in (BFLOAT16, FP8, *self._arguments.kinds):
             layers = self._layers(name)
             if not layers:
@@ -279,14 +280,7 @@ def main() -> int:
     options.add_argument("--tokens", type=numbers, default=[1, 16, 64])
     options.add_argument("--kinds", type=lambda text: text.split(";"), default=KINDS_HERE)
     arguments = options.parse_args()
-    device = device_of(arguments)
-    budget = Budget(60 * arguments.minutes)
-    stopwatch = Stopwatch(device, arguments.replays)
-    about, _ = conditions(arguments, device, stopwatch)
-    measured = Step(arguments, device, stopwatch)
-    measured.check()
-    out = arguments.out / "step.csv"
-    save_each(measured.run(budget), measured.rows, about, out, budget, show)
+    measured = measure(Step, arguments, "step.csv", show)
     print(f"{measured.wrong} results are wrong")
     return int(measured.wrong > 0 or not measured.rows)
 

@@ -83,8 +83,9 @@ class ExpertStack:
 
     def expert(self, number: int) -> PackedWeight:
         """One expert; its tensors are views."""
-        own = zip(self.tensors.items(), self.bounds.tolist(), strict=True)
-        parts = {name: each[ends[number] : ends[number + 1]] for (name, each), ends in own}
+        ends = self.bounds[:, number : number + 2].tolist()  # of all, it would grow with them
+        own = zip(self.tensors.items(), ends, strict=True)
+        parts = {name: each[begin:end] for (name, each), (begin, end) in own}
         return PackedWeight(self.scheme, self.shape, parts)
 
     def transcode(self, target: Scheme, device: torch.device | str | None = None) -> ExpertStack:

@@ -123,7 +123,7 @@ class PackedOnDisk:
         for number in range(stack.experts):
             own = []
             for projection in stack.projections:
-                key, name = (number, projection), f"{stack.module}.{number}.{projection}"
+                key, name = (number, projection), stack.name_of(number, projection)
                 tensors = {each: info.read() for each, info in infos[key].items()}
                 packed = replace(headers[key], tensors=tensors).validate(name)
                 verify(name, packed, infos[key])
@@ -157,7 +157,7 @@ class PackingExperts:
         config, told = self.config, False
         for stack in stacks:
             named = config.named(stack.parameter, stack.module)
-            first = f"{stack.module}.0.{stack.projections[0]}"
+            first = stack.name_of(0, stack.projections[0])
             if named is None and (config.is_open or matches(first, config.ignore)):
                 continue
             if (scheme := config.scheme_of(stack.parameter, stack.module)) is None:
@@ -205,15 +205,12 @@ class PackingExperts:
         return {}
 
     def _packed(self, stack: Stack, scheme: Scheme, weight: Tensor) -> PackedStack:
-        count, rows, columns = (
-            stack.experts,
-            len(stack.projections) * stack.shape[0],
-            stack.shape[1],
-        )
-        if tuple(weight.shape) != (count, rows, columns):
+        rows, columns = stack.shape
+        wanted = [stack.experts, len(stack.projections) * rows, columns]
+        if list(weight.shape) != wanted:
             raise FormatError(
                 f"experts {stack.parameter!r}: the checkpoint has {list(weight.shape)}, the model "
-                f"{[count, rows, columns]}. Is it another model's?"
+                f"{wanted}. Is it another model's?"
             )
         parts = []
         for number, expert in enumerate(weight):
@@ -229,7 +226,7 @@ class PackingExperts:
     def _one(
         self, stack: Stack, scheme: Scheme, number: int, projection: str, weight: Tensor
     ) -> PackedWeight:
-        name, weight = f"{stack.module}.{number}.{projection}", weight.contiguous()
+        name, weight = stack.name_of(number, projection), weight.contiguous()
         if self.config.pruning == "magnitude":
             weight = prune_for(weight, scheme, self.config.sparsity, name)
         weight = cast(weight, scheme.dtype, name)

@@ -156,11 +156,8 @@ class SparseExpertsMethod(FusedMoEMethodBase):
     def _take(self, key: Key, own: str, tensor: Tensor, expert: int) -> None:
         """Takes one tensor of an expert; cuts out this process's part once it is complete."""
         number, shard = key
-        name, shape, scheme = (
-            f"{self.name}.{expert}.{shard}",
-            self._whole(shard),
-            self.schemes[shard],
-        )
+        name, shape = f"{self.name}.{expert}.{shard}", self._whole(shard)
+        scheme = self.schemes[shard]
         names = scheme.format.tensors(scheme, shape)
         waiting = self.tensors.setdefault(key, {})
         if key in self.parts or own in waiting or (own == "weight" and waiting):
@@ -168,13 +165,13 @@ class SparseExpertsMethod(FusedMoEMethodBase):
                 f"expert {name!r} {list(shape)}: the checkpoint has it twice. Fetch it again, or "
                 "convert the model again with `flashsparse convert`"
             )
-        waiting[own] = tensor.clone()
         if own == "weight":
-            whole = self._pack(name, waiting.pop(own), shape, scheme)
-        elif waiting.keys() == names.keys():
-            whole = PackedWeight(scheme, shape, waiting).validate(name)
+            whole = self._pack(name, tensor, shape, scheme)
         else:
-            return
+            waiting[own] = tensor.clone()
+            if waiting.keys() != names.keys():
+                return
+            whole = PackedWeight(scheme, shape, waiting).validate(name)
         del self.tensors[key]
         rank = self.moe.moe_parallel_config.tp_rank
         mine, all_hidden = range(rank * self.inner, (rank + 1) * self.inner), range(self.hidden)

@@ -33,7 +33,7 @@ def test_all_share_the_minutes_and_exist(run, capsys):
     minutes = [float(each[each.index("--minutes") + 1]) for each in ran if "--minutes" in each]
     assert code == 0 and len(ran) == len(untimed.PROGRAMS)
     assert sum(minutes) == pytest.approx(8, abs=0.1)
-    assert all((untimed.HERE / each[1]).is_file() for each in ran if each[1] != "-m")
+    assert all((untimed.HERE / each[1]).is_file() for each in ran if each[1] != "-c")
     assert capsys.readouterr().out.count("right") == len(ran)
 
 
@@ -41,6 +41,12 @@ def test_what_is_wrong_is_the_status_and_does_not_stop_the_rest(run, capsys):
     code, ran = run("--only", "step,experts", failing=("step.py",))
     assert code == 1 and len(ran) == 2
     assert "step       status 1" in capsys.readouterr().out
+
+
+def test_doctor_is_called_as_a_command():
+    doctor = untimed.commands(1, ["doctor"], [])["doctor"]
+    ran = subprocess.run([*doctor, "--help"], capture_output=True, text=True, check=True)
+    assert "Usage: flashsparse doctor" in ran.stdout
 
 
 def test_another_name_is_refused(run, capsys):

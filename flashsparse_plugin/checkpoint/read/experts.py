@@ -78,6 +78,10 @@ class Stack:
         """The name of the parameter in its module."""
         return self.parameter.rpartition(".")[2]
 
+    def name_of(self, number: int, projection: str) -> str:
+        """A name as if it were a module: model.layers.3.mlp.experts.7.gate_proj."""
+        return f"{self.module}.{number}.{projection}"
+
     def named(self) -> Iterable[tuple[int, str]]:
         """Each expert and projection, in order."""
         return ((n, each) for n in range(self.experts) for each in self.projections)
@@ -179,7 +183,7 @@ class PackedExperts:
                         f"model has {stack.experts} experts there. Is it another model's?"
                     )
             for key in stack.named():
-                where = f"{stack.module}.{key[0]}.{key[1]}"
+                where = stack.name_of(*key)
                 if key in beside:
                     both = key in own
                     how = "twice, packed and dense" if both else "dense, and others are packed"

@@ -230,10 +230,7 @@ class Checkpoint:
         infos: Mapping[str, TensorInfo],
         config: FlashSparseConfig,
     ) -> PackedWeight:
-        name, stored = (
-            f"{stack.module}.{key[0]}.{key[1]}",
-            self.experts.stored[stack.parameter][key],
-        )
+        name, stored = stack.name_of(*key), self.experts.stored[stack.parameter][key]
         scheme = config.scheme_of(name, stored, stack.parameter, stack.module)
         if scheme is None:
             raise FormatError(
