@@ -41,14 +41,14 @@ def _path() -> str | None:
     return None
 
 
-def _custom() -> Any:
+def custom_backend() -> Any:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     return AttentionBackendEnum.CUSTOM
 
 
-def _is_ours() -> bool:
-    custom = _custom()
+def is_ours() -> bool:
+    custom = custom_backend()
     return custom.is_overridden() and custom.get_path() == _path()
 
 
@@ -57,7 +57,7 @@ def install() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import register_backend
 
-    path, custom = _path(), _custom()
+    path, custom = _path(), custom_backend()
     if path is None:
         return
     if custom.is_overridden() and custom.get_path() != path:
@@ -92,7 +92,7 @@ def _wrap_cpu_platform(platform: Any) -> None:
     def get_attn_backend_cls(
         cls: Any, selected_backend: Any, attn_selector_config: Any, *args: Any, **kwargs: Any
     ) -> str:
-        if selected_backend is not _custom() or not _is_ours():
+        if selected_backend is not custom_backend() or not is_ours():
             return inner(selected_backend, attn_selector_config, *args, **kwargs)
         reasons = selected_backend.get_class().validate_configuration(
             device_capability=None, **attn_selector_config._asdict()
@@ -131,7 +131,7 @@ def fold_attention(attention_backend: Any, attention_config: Any, decode_attenti
         configured = attention_config.get("backend")
     else:
         configured = getattr(attention_config, "backend", None)
-    named = {_name(backend) for backend in (attention_backend, configured)} - {None}
+    named = {name_of(backend) for backend in (attention_backend, configured)} - {None}
     if decode_attention == DEFAULT:
         if named == {"CUSTOM"}:
             raise SettingsError(
@@ -144,15 +144,15 @@ def fold_attention(attention_backend: Any, attention_config: Any, decode_attenti
             f"decode attention {decode_attention!r} is the attention backend CUSTOM, and backend "
             f"{min(named - {'CUSTOM'})} was requested, too. Drop one of them"
         )
-    if not _is_ours():
+    if not is_ours():
         raise SettingsError(
             f"decode attention {decode_attention!r} is for NVIDIA GPUs and CPUs where no other "
             "plugin has the attention backend CUSTOM. Drop it"
         )
-    return attention_backend if configured else _custom()
+    return attention_backend if configured else custom_backend()
 
 
-def _name(backend: Any) -> str | None:
+def name_of(backend: Any) -> str | None:
     """Name of a backend given as vLLM allows: a member, a name in any case, "auto" or None."""
     name = getattr(backend, "name", backend)
     return None if name is None or name.lower() == "auto" else name.upper()
@@ -182,7 +182,7 @@ def check_calibration(vllm_config: Any) -> None:
     """
     attention, model = vllm_config.attention_config, vllm_config.model_config
     per_kind = getattr(attention, "backend_per_kind", None) or {}
-    if _custom() not in (attention.backend, *per_kind.values()) or not _is_ours():
+    if custom_backend() not in (attention.backend, *per_kind.values()) or not is_ours():
         return
     entry = check_entry(model)
     if entry is None:

@@ -17,7 +17,7 @@ import torch
 
 from flashsparse_plugin.attention import CalibrationError
 
-from .attention import OWN, _custom, _is_ours, _name, check_entry
+from .attention import OWN, check_entry, custom_backend, is_ours, name_of
 
 logger = logging.getLogger("vllm.flashsparse")
 
@@ -35,7 +35,7 @@ def choose(arguments: Any, model: Any) -> None:
     if own:
         arguments._flashsparse_own, arguments.attention_backend = True, None
     config = getattr(arguments, "attention_config", None)
-    named = _name(arguments.attention_backend) or _name(getattr(config, "backend", None))
+    named = name_of(arguments.attention_backend) or name_of(getattr(config, "backend", None))
     if named or getattr(config, "backend_per_kind", None) or not _is_hopper():
         return
     try:
@@ -43,7 +43,7 @@ def choose(arguments: Any, model: Any) -> None:
     except Exception as error:  # a default must not stop a server, whatever vLLM's next release has
         reason = f"{type(error).__name__}: {error}"
     if reason is None:
-        arguments.attention_backend = _custom()
+        arguments.attention_backend = custom_backend()
         logger.info(
             "decode attention: FlashSparse's, as it was measured on this kind of GPU and for such "
             "heads (vLLM's own: --decode-attention default)"
@@ -70,7 +70,7 @@ def reason_against(arguments: Any, model: Any) -> str | None:
     layers = {kind for kind in getattr(text, "layer_types", None) or ()} - {"full_attention"}
     stored = getattr(model.hf_config, "quantization_config", None) or {}
     found = {
-        "another plugin has the backend CUSTOM": not _is_ours(),
+        "another plugin has the backend CUSTOM": not is_ours(),
         "results must not depend on the batch": os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0",
         f"{model.dtype} was not timed": model.dtype != torch.bfloat16,
         "a cache of another dtype was not timed": arguments.kv_cache_dtype

@@ -232,7 +232,7 @@ def test_an_entry_for_a_dtype_with_more_room_is_left_alone(backend, monkeypatch)
         num_attention_heads=HEADS,
     )
     config = SimpleNamespace(
-        attention_config=SimpleNamespace(backend=attention._custom()),
+        attention_config=SimpleNamespace(backend=attention.custom_backend()),
         model_config=SimpleNamespace(hf_text_config=text, dtype=torch.float16),
     )
     said = []
