@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds every registered op against its reference, on every device that it is implemented for.
 
-No op is listed here: `run` asks torch which there are, and an op's name says what it promises
-(`<format>_pack`, `<format>_linear`, ...). The ops of a format are called as the format calls them,
-by each scheme that it gives as an example, and held against the format's reference. An op whose
-name promises nothing known is reported as "no self-test" rather than left out.
+`run` asks torch which ops there are. No op of a packed weight is listed here: its name says what it
+promises (`<format>_pack`, `<format>_linear`, ...). It is called as the format calls it, by each
+scheme that the format gives as an example, and held against the format's reference. Listed are ops
+of other kinds: dense products, those between products, those of experts. An op whose name promises
+nothing known is reported as "no self-test" rather than left out.
 """
 
 from __future__ import annotations
