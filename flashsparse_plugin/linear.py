@@ -330,14 +330,4 @@ class SparseLinear(nn.Module):
             )
 
 
-def _packed_names(model: nn.Module) -> list[str]:
-    """The names of all packed tensors of a model."""
-    return [
-        f"{name}.{own}" if name else own
-        for name, module in model.named_modules()
-        if isinstance(module, SparseLinear)
-        for own in module._names
-    ]
-
-
-ignore_packed_tensors(_packed_names)
+ignore_packed_tensors(SparseLinear, lambda layer: layer._names)

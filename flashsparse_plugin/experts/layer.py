@@ -219,14 +219,4 @@ def sparse_experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield from [(name, m) for name, m in model.named_modules() if isinstance(m, SparseExperts)]
 
 
-def _packed_names(model: nn.Module) -> list[str]:
-    """The names of all packed tensors of experts in a model."""
-    return [
-        f"{name}.{own}" if name else own
-        for name, module in model.named_modules()
-        if isinstance(module, PackedStack)
-        for own in module._names
-    ]
-
-
-ignore_packed_tensors(_packed_names)
+ignore_packed_tensors(PackedStack, lambda stack: stack._names)

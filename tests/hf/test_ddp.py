@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from flashsparse_plugin.experts import ExpertStack, PackedStack
+from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.linear import SparseLinear
 
 PROGRAM = Path(__file__).with_name("ddp_ranks.py")
@@ -65,3 +67,23 @@ def test_what_a_model_ignores_itself_stays_ignored():
     finally:
         dist.destroy_process_group()
     assert wrapped.parameters_to_ignore == {"own", *layer.packed.tensors}
+
+
+def test_packed_experts_beside_packed_layers_are_not_broadcast():
+    scheme = get_format("nm_vector").scheme(torch.bfloat16, {"n": 2, "m": 4})
+    packed = scheme.format.pack(torch.zeros(32, 64, dtype=torch.bfloat16), scheme)
+    model = nn.ModuleDict(
+        {
+            "layer": SparseLinear.from_packed(packed),
+            "experts": PackedStack(ExpertStack.of([packed, packed]), ["up_proj"]),
+            "dense": nn.Linear(4, 4),
+        }
+    )
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(model)
+    finally:
+        dist.destroy_process_group()
+    names = [name for name, _ in model.named_parameters() if not name.startswith("dense")]
+    assert {name.partition(".")[0] for name in names} == {"layer", "experts"}
+    assert wrapped.parameters_to_ignore == {*names}
