@@ -75,6 +75,7 @@ def test_a_layer_saves_the_bytes_that_it_loaded():
     options = {"n": 2, "m": 4, "values": "int8"}
     scheme = fs.pack(torch.zeros(40, 72), "nm_vector", options).scheme
     codes = torch.randint(-128, 128, (40, 72)).float() * torch.tensor([0.0, 1, 0, 1]).repeat(18)
+    codes[3, 1] = -128  # which none of the others is in one run of 280
     stored = scheme.format.pack_codes(codes, torch.rand(40, 1), scheme)
     assert -128 in stored.tensors["weight_packed"].view(torch.int8)
     layer = fs.SparseLinear.from_packed(stored)
