@@ -20,7 +20,8 @@ struct LinearKernels {
   // zeros.
   void (*pack_activations)(const void* x, Dtype dtype, int64_t columns, void* packed);
   // sums[token][row] = rows * packed activations, in fp32, without exceptions. `packed` holds token
-  // after token, `stride` bytes apart. A row's exponents are looked up in a table of 16, which holds its base.
+  // after token, `stride` bytes apart. A row's exponents are looked up in a table of 16, which
+  // holds its base.
   void (*multiply)(const uint8_t* const (&rows)[kRows], const uint8_t (&bases)[kRows],
                    int64_t chunks, const void* packed, int64_t stride, int tokens, float* sums);
 };

@@ -89,8 +89,8 @@ void linear(const Packed& packed, const void* x, int64_t tokens, const void* bia
   const Kernels& own = kernels();  // selected before any thread starts
   const LinearKernels& inner =
       dtype == Dtype::kBFloat16 && own.bfloat16_dot ? *own.bfloat16_dot : *own.float32;
-  const cpu::LinearProblem problem{packed.rows, packed.cols, Dtype::kBFloat16, x, tokens,
-                                   bias,        y,           dtype};
+  const cpu::LinearProblem problem{packed.rows, packed.cols, Dtype::kBFloat16, x, tokens, bias,
+                                   y,           dtype};
   const int64_t stride = chunks(packed.cols) * kChunkColumns * inner.activation_bytes;
   const int64_t shared = packed.rows / (8 * num_threads());  // several tasks for each thread
   const int64_t task = std::clamp<int64_t>(shared / kRows * kRows, kRows, kTaskRows);

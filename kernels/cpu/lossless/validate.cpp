@@ -48,9 +48,9 @@ int64_t count_codes(const uint8_t* row, int64_t cols) {
 // Nonzeros of a row, or the first rule that it breaks. Offsets are safe.
 Validation judge_row(const Packed& packed, int64_t row) {
   if (packed.bases[row] > kMostBase) {
-    return {0, "weight_base of row " + std::to_string(row) + " is " + std::to_string(packed.bases[row]) +
-                   ", and with more than " + std::to_string(kMostBase) +
-                   " codes would be infinities or NaN"};
+    return {0, "weight_base of row " + std::to_string(row) + " is " +
+                   std::to_string(packed.bases[row]) + ", and with more than " +
+                   std::to_string(kMostBase) + " codes would be infinities or NaN"};
   }
   const uint8_t* bytes = packed.bytes + row * row_bytes(packed.cols);
   Validation result;

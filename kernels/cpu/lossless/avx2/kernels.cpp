@@ -26,11 +26,11 @@ inline Exponents exponents_of(uint8_t base) {
   const __m256i codes = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   const __m256i zero = _mm256_cmpeq_epi8(codes, _mm256_setzero_si256());
-  const __m256i exponents = _mm256_andnot_si256(
-      zero, _mm256_add_epi8(codes, _mm256_set1_epi8(static_cast<char>(base))));
-  return {_mm256_and_si256(_mm256_srli_epi16(exponents, 1), _mm256_set1_epi8(0x7f)),
-          _mm256_and_si256(_mm256_slli_epi16(exponents, 7),
-                           _mm256_set1_epi8(static_cast<char>(0x80)))};
+  const __m256i exponents =
+      _mm256_andnot_si256(zero, _mm256_add_epi8(codes, _mm256_set1_epi8(static_cast<char>(base))));
+  return {
+      _mm256_and_si256(_mm256_srli_epi16(exponents, 1), _mm256_set1_epi8(0x7f)),
+      _mm256_and_si256(_mm256_slli_epi16(exponents, 7), _mm256_set1_epi8(static_cast<char>(0x80)))};
 }
 
 inline float sum_of(__m256 parts) {
@@ -54,7 +54,8 @@ void multiply_tokens(const uint8_t* const (&rows)[kRows], const uint8_t (&bases)
 #pragma GCC unroll 2
       for (int i = 0; i < kRows; ++i) {
         const uint8_t* from = rows[i] + chunk * kChunkBytes;
-        if (block != 3) _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead + 64 * block, _MM_HINT_T0);
+        if (block != 3)
+          _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead + 64 * block, _MM_HINT_T0);
         const auto load = [&](int offset) {
           return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + offset));
         };

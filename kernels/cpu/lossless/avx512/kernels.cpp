@@ -22,12 +22,11 @@ struct Exponents {
 inline Exponents exponents_of(uint8_t base) {
   const __m128i counted = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const Bits codes = _mm512_maskz_broadcast_i32x4(0xffff, counted);
-  const Bits exponents =
-      _mm512_maskz_add_epi8(_mm512_test_epi8_mask(codes, codes), codes,
-                            _mm512_set1_epi8(static_cast<char>(base)));
-  return {_mm512_and_si512(_mm512_srli_epi16(exponents, 1), _mm512_set1_epi8(0x7f)),
-          _mm512_and_si512(_mm512_slli_epi16(exponents, 7),
-                           _mm512_set1_epi8(static_cast<char>(0x80)))};
+  const Bits exponents = _mm512_maskz_add_epi8(_mm512_test_epi8_mask(codes, codes), codes,
+                                               _mm512_set1_epi8(static_cast<char>(base)));
+  return {
+      _mm512_and_si512(_mm512_srli_epi16(exponents, 1), _mm512_set1_epi8(0x7f)),
+      _mm512_and_si512(_mm512_slli_epi16(exponents, 7), _mm512_set1_epi8(static_cast<char>(0x80)))};
 }
 
 inline float sum_of(__m512 parts) {
