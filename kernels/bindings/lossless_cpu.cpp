@@ -75,6 +75,28 @@ Tensor lossless_unpack(const Tensor& bytes, const Tensor& bases, const Tensor& o
   return weight;
 }
 
+Tensor lossless_rows(const Tensor& ids, const Tensor& bytes, const Tensor& bases,
+                     const Tensor& offsets, const Tensor& columns, const Tensor& exceptions,
+                     int64_t in) {
+  const int64_t out = bases.numel();
+  const auto packed = readable_lossless({bytes, bases, offsets, columns, exceptions}, out, in);
+  FS_CHECK(ids.scalar_type() == ScalarType::Long, "ids must be int64");
+  check_beside(ids, "ids", bytes, "weight_packed");
+  const Tensor wanted = as_contiguous(ids);
+  const int64_t count = wanted.numel();
+  const int64_t* id = wanted.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    FS_CHECK(id[i] >= 0 && id[i] < out, "ids of a weight of ", out, " rows must be below, not ",
+             id[i]);
+  }
+  std::vector<int64_t> shape;
+  for (int64_t i = 0; i < ids.dim(); ++i) shape.push_back(ids.size(i));
+  shape.push_back(in);
+  Tensor rows = empty(shape, ScalarType::BFloat16);
+  lossless::read_rows(packed, id, count, mutable_bits(rows));
+  return rows;
+}
+
 Tensor lossless_linear(const Tensor& x, const Tensor& bytes, const Tensor& bases,
                        const Tensor& offsets, const Tensor& columns, const Tensor& exceptions,
                        int64_t out, ScalarType weight_dtype, const std::optional<Tensor>& bias) {
@@ -101,6 +123,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "Tensor weight_exception_columns, Tensor weight_exceptions, int out_features, "
       "int in_features, ScalarType dtype) -> Tensor");
   m.def(
+      "lossless_rows(Tensor ids, Tensor weight_packed, Tensor weight_base, "
+      "Tensor weight_exception_rows, Tensor weight_exception_columns, Tensor weight_exceptions, "
+      "int in_features) -> Tensor");
+  m.def(
       "lossless_linear(Tensor x, Tensor weight_packed, Tensor weight_base, "
       "Tensor weight_exception_rows, Tensor weight_exception_columns, Tensor weight_exceptions, "
       "int out_features, ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
@@ -110,6 +136,7 @@ STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {
   m.impl("lossless_pack", TORCH_BOX(&lossless_pack));
   m.impl("lossless_validate", TORCH_BOX(&lossless_validate));
   m.impl("lossless_unpack", TORCH_BOX(&lossless_unpack));
+  m.impl("lossless_rows", TORCH_BOX(&lossless_rows));
   m.impl("lossless_linear", TORCH_BOX(&lossless_linear));
 }
 

@@ -21,13 +21,7 @@ float exact_product(const Packed& packed, int64_t row, const cpu::LinearProblem&
                     int64_t token) {
   static thread_local AlignedBuffer buffer;
   uint16_t* bits = buffer.get<uint16_t>(packed.cols);
-  kernels().unpack_row(packed.bytes + row * row_bytes(packed.cols), packed.cols, packed.bases[row],
-                       bits);
-  for (int32_t i = packed.offsets[row]; i < packed.offsets[row + 1]; ++i) {
-    if (static_cast<uint32_t>(packed.columns[i]) < packed.cols) {
-      bits[packed.columns[i]] = packed.exceptions[i];
-    }
-  }
+  read_row(packed, row, bits);
   float sum = 0;
   for (int64_t col = 0; col < packed.cols; ++col) {
     sum += float_from_bfloat16(bits[col]) *

@@ -40,8 +40,13 @@ Validation validate(const Packed& packed, int64_t num_exceptions);
 // the list. Columns are compared with the weight's as they are read.
 bool offsets_are_safe(const Packed& packed, int64_t num_exceptions);
 
+// Writes every element of one row.
+void read_row(const Packed& packed, int64_t row, uint16_t* out);
 // Writes every element of weight[rows, cols], zeros included.
 void unpack(const Packed& packed, uint16_t* weight);
+
+// Writes rows `ids` of the weight to out[count, cols]; each is below `rows`.
+void read_rows(const Packed& packed, const int64_t* ids, int64_t count, uint16_t* out);
 
 // y[tokens, rows] = x[tokens, cols] W^T + bias, as for cpu::LinearProblem. `bias` may be null.
 // Exceptions are multiplied in fp32, so that infinities and NaN of weights and of x give what they

@@ -88,17 +88,25 @@ void pack(const uint16_t* weight, int64_t rows, int64_t cols, const uint8_t* bas
   });
 }
 
-void unpack(const Packed& packed, uint16_t* weight) {
-  const Kernels& own = kernels();  // selected before any thread starts
-  for_each_row(packed.rows, [&](int64_t row) {
-    uint16_t* to = weight + row * packed.cols;
-    own.unpack_row(packed.bytes + row * row_bytes(packed.cols), packed.cols, packed.bases[row], to);
-    for (int32_t i = packed.offsets[row]; i < packed.offsets[row + 1]; ++i) {
-      if (static_cast<uint32_t>(packed.columns[i]) < packed.cols) {
-        to[packed.columns[i]] = packed.exceptions[i];
-      }
+void read_row(const Packed& packed, int64_t row, uint16_t* out) {
+  kernels().unpack_row(packed.bytes + row * row_bytes(packed.cols), packed.cols, packed.bases[row],
+                       out);
+  for (int32_t i = packed.offsets[row]; i < packed.offsets[row + 1]; ++i) {
+    if (static_cast<uint32_t>(packed.columns[i]) < packed.cols) {
+      out[packed.columns[i]] = packed.exceptions[i];
     }
-  });
+  }
+}
+
+void unpack(const Packed& packed, uint16_t* weight) {
+  kernels();  // selected before any thread starts
+  for_each_row(packed.rows,
+               [&](int64_t row) { read_row(packed, row, weight + row * packed.cols); });
+}
+
+void read_rows(const Packed& packed, const int64_t* ids, int64_t count, uint16_t* out) {
+  kernels();  // selected before any thread starts
+  for_each_row(count, [&](int64_t i) { read_row(packed, ids[i], out + i * packed.cols); });
 }
 
 }  // namespace flashsparse::lossless

@@ -6,15 +6,20 @@ The bit layout is in kernels/formats/lossless.h and docs/lossless.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from ....packed import Reference
+from ....packed import Reference, Scheme, reason_of_exceptions
+from ....plan import LIBRARY, Implementation
+from ...values.dtypes import count_changed
 from ..form import UnstructuredFormat
 from . import reference
 from .chunks import Chunks
-from .ops import ops
+from .ops import ops, row_bytes
+from .window import count_exceptions
 
 
 class Lossless(UnstructuredFormat):
@@ -35,3 +40,28 @@ class Lossless(UnstructuredFormat):
     reference: ClassVar[Reference] = reference
     ops: ClassVar[Any] = ops
     linear_op = ops.lossless_linear
+    rounds = False
+    bucket = 0.0008  # ordinary layers have half of it, or less
+
+    def within_reach(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().cpu()
+
+    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
+        return {LIBRARY: Implementation(None, "torch's own linear on the unpacked weight")}
+
+    def read_rows(self, ids: Tensor, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
+        return ops.lossless_rows(ids, *(tensors[name] for name in self.streams), in_features)
+
+    def exceptions(self, scheme: Scheme, shape: tuple[int, int], nbytes: int) -> int:
+        rows, columns = shape
+        return (nbytes - rows * (row_bytes(columns) + 1) - 4 * (rows + 1)) // 6
+
+    def exceptions_in(self, weight: Tensor) -> int:
+        return count_exceptions(weight)
+
+    def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
+        """None for what it would round, and for more exceptions than pay."""
+        if count_changed(weight, torch.bfloat16):
+            return None
+        listed = count_exceptions(weight.to(torch.bfloat16))
+        return None if reason_of_exceptions(listed, weight.numel()) else {}

@@ -77,6 +77,24 @@ def _(
     return weight_packed.new_empty(out_features, in_features, dtype=dtype)
 
 
+@register_fake("flashsparse::lossless_rows")
+def _(
+    ids,
+    weight_packed,
+    weight_base,
+    weight_exception_rows,
+    weight_exception_columns,
+    weight_exceptions,
+    in_features,
+):
+    """Rows of the weight by their numbers, as an embedding reads them, without unpacking.
+
+    ids is int64, of any shape; a number that is no row raises. Returns bfloat16
+    [*ids.shape, in_features].
+    """
+    return weight_packed.new_empty(*ids.shape, in_features, dtype=torch.bfloat16)
+
+
 @register_fake("flashsparse::lossless_linear")
 def _(
     x,
