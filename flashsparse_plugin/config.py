@@ -221,7 +221,7 @@ class FlashSparseConfig(BaseModel):
         """Whether experts run dense, whatever the checkpoint holds.
 
         Args:
-            has_kernel: Whether packed ones would run by kernels made for them (`experts.why_dense`).
+            has_kernel: Whether packed ones would run by kernels for them (`experts.why_dense`).
         """
         return self.experts == "dense" or (self.experts == "auto" and not has_kernel)
 

@@ -92,7 +92,8 @@ def multiply(batch: Routed, w13: ExpertStack, w2: ExpertStack) -> Tensor:
     run = by_unpacking if unpacks else by_kernel
     if tokens <= MOST_TOKENS:
         return run(batch, w13, w2)
-    parts = zip(*(each.split(MOST_TOKENS) for each in (batch.x, batch.ids, batch.weights)))
+    split = (each.split(MOST_TOKENS) for each in (batch.x, batch.ids, batch.weights))
+    parts = zip(*split, strict=True)
     return torch.cat([run(replace(batch, x=x, ids=i, weights=w), w13, w2) for x, i, w in parts])
 
 
@@ -110,7 +111,7 @@ def by_unpacking(batch: Routed, w13: ExpertStack, w2: ExpertStack) -> Tensor:
     begins with its first slot, so its other rows are computed by none, and are not read.
     """
     x, (tokens, k) = batch.x, batch.ids.shape
-    experts, (hidden, inner) = w13.experts, w2.shape
+    experts, hidden = w13.experts, w2.shape[0]
     local = local_ids(batch.ids, batch.expert_map, experts).flatten()
     order = local.argsort(stable=True)
     every = torch.arange(experts, device=x.device)
@@ -124,8 +125,7 @@ def by_unpacking(batch: Routed, w13: ExpertStack, w2: ExpertStack) -> Tensor:
         own = order[(at + begin).clamp(max=len(order) - 1)]
         offsets, weight = ends[first:last] - begin, weights[own, None]
         both = _product(x[own // k], w13, first, last, offsets)
-        gate, up = both.unflatten(1, (-1, 2, w13.blocks[1])).unbind(2)
-        gate, up = (each.flatten(1)[:, :inner] for each in (gate, up))
+        gate, up = w13.sides_of(both)
         if batch.weights_on_input:
             gate, up = (each.float() * weight for each in (gate, up))
         expert = local[own].clamp(0, experts - 1)

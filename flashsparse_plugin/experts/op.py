@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..formats import find_form
 from ..formats.values.dtypes import parse_dtype
-from ..packed import PackedWeight, Routed, Scheme
+from ..packed import Routed, Scheme
 from . import grouped
 from .activations import NAMES, SWIGLUOAI, between
 from .stack import ExpertStack
@@ -152,8 +152,8 @@ def _(x, topk_ids, topk_weights, w13, w13_bounds, w13_scheme, w2, w2_bounds, w2_
 def _fall_back(why: str) -> None:
     if os.environ.get("FLASHSPARSE_STRICT") == "1":
         raise RuntimeError(
-            f"packed experts have no grouped kernel here: {why}. FLASHSPARSE_STRICT=1 makes this an "
-            'error. Remedy: run experts dense, experts="dense"'
+            f"packed experts have no grouped kernel here: {why}. FLASHSPARSE_STRICT=1 makes this "
+            'an error. Remedy: experts="dense" unpacks them while they load'
         )
     _say_once(why)
 
@@ -258,15 +258,10 @@ def _one(
     weights_on_input: bool,
 ) -> Tensor:
     """What one expert adds to its tokens, float32 [tokens, hidden]; weight is [tokens, 1]."""
+    first, last = (None if bias is None else bias[expert] for bias in (w13_bias, w2_bias))
     if not weights_on_input:
-        both = _linear(w13.expert(expert), x, w13_bias, expert)
-        return _linear(w2.expert(expert), act(both), w2_bias, expert).float() * weight
-    both = _linear(w13.expert(expert), x, None, expert).float() * weight
-    if w13_bias is not None:
-        both = both + w13_bias[expert].float()
-    return _linear(w2.expert(expert), act(both).to(x.dtype), w2_bias, expert).float()
-
-
-def _linear(weight: PackedWeight, x: Tensor, bias: Tensor | None, expert: int) -> Tensor:
-    own = None if bias is None else bias[expert]
-    return weight.linear(x.contiguous(), own)
+        h = act(w13.linear(expert, x, first)).contiguous()
+        return w2.linear(expert, h, last).float() * weight
+    both = w13.linear(expert, x).float() * weight
+    both = both if first is None else both + first.float()
+    return w2.linear(expert, act(both).to(x.dtype).contiguous(), last).float()

@@ -121,6 +121,20 @@ class ExpertStack:
         columns = range(self.shape[1])
         return format.join([format.cut(packed, range(at, at + each), columns) for at in starts])
 
+    def linear(self, number: int, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Computes `x @ weight.T + bias` of one expert; x is [..., in_features]."""
+        packed = self.part(number, number + 1)
+        if not self.sides:
+            return packed.linear(x, bias)
+        y = torch.cat(self.sides_of(packed.linear(x)), -1)  # y's order is changed, not the weight's
+        return y if bias is None else y + bias.to(y.dtype)
+
+    def sides_of(self, y: Tensor) -> list[Tensor]:
+        """What each projection computes, [..., rows], of products of all rows as they lie."""
+        (count, rows), each = self.blocks, self.shape[0] // self.sides
+        sides = y.unflatten(-1, (count, self.sides, rows)).unbind(-2)
+        return [side.flatten(-2)[..., :each] for side in sides]
+
     def transcode(self, target: Scheme, device: torch.device | str | None = None) -> ExpertStack:
         """The same experts in another scheme, without loss; see `PackedWeight.transcode`."""
         here = device is None or self.device == torch.device(device)

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DENSE_ON_GPU = (
-    "flashsparse: experts stay dense on %s: %s, and one launch for each expert is slower than dense. "
-    'FlashSparseConfig(experts="packed") packs them all the same'
+    "flashsparse: experts stay dense on %s: %s, and one launch for each expert is slower than "
+    'dense. FlashSparseConfig(experts="packed") packs them all the same'
 )
 
 
