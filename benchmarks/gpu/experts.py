@@ -6,8 +6,8 @@
 First each value type is held against a loop over experts in float64, with uniform and with skewed
 (zipf) routing, and the replay of a CUDA graph under other routings against eager calls. Nothing is
 timed while a result is wrong. Then whole layers over cold weights, and of ours the products alone:
-median times, by turns with vLLM's bf16, fp8 and Marlin int4 where vLLM is installed, else torch's
-grouped product. Weights of rivals are random.
+median times, by turns with torch's grouped product and, where vLLM is installed, its bf16, fp8 and
+Marlin int4. Weights of rivals are random.
 """
 
 from __future__ import annotations
@@ -233,20 +233,13 @@ class Measured:
 def rivals(model: Model, x: Tensor, weights: Tensor, routings: list[Tensor], cold: int) -> Calls:
     """Whole layers of other libraries over cold weights, by name."""
     found: Calls = {}
-    for make in (_vllm_bf16, _vllm_fp8, _vllm_marlin):
+    for make in (_vllm_bf16, _vllm_fp8, _vllm_marlin, _torch_grouped):
         try:
             call = make(model, x, weights, itertools.cycle(routings), cold)
             call()
             found[make.__name__.strip("_").replace("_", " ")] = call
         except Exception as error:  # another release, or a size that it refuses
             print(f"{make.__name__.strip('_')} is left out: {type(error).__name__}: {error}"[:200])
-    if not found and hasattr(F, "grouped_mm"):
-        try:
-            call = _torch_grouped(model, x, weights, itertools.cycle(routings), cold)
-            call()
-            found["torch grouped_mm"] = call
-        except Exception as error:
-            print(f"torch grouped_mm is left out: {type(error).__name__}: {error}"[:200])
     return found
 
 

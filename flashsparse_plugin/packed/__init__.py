@@ -5,6 +5,7 @@ Ground floor: it knows no format by name, `formats/` brings them.
 """
 
 from ..rules import FormatError, TensorSpec, dtype_name, rules
+from .experts import Routed
 from .format import Format, PackedWeight, Reference, Scheme
 from .options import Options, Quantized
 
@@ -15,6 +16,7 @@ __all__ = [
     "PackedWeight",
     "Quantized",
     "Reference",
+    "Routed",
     "Scheme",
     "TensorSpec",
     "dtype_name",
