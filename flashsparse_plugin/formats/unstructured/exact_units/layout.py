@@ -28,35 +28,61 @@ _OF_ROWS = (2, 8, 4, 4, 2, 4)
 _TO_UNITS = (0, 3, 4, 2, 7, 5, 6, 1)
 
 
+STORED = (
+    "weight_packed",
+    "weight_base",
+    "weight_exception_rows",
+    "weight_exception_columns",
+    "weight_exceptions",
+)
+"""The tensors of lossless (kernels/formats/lossless.h)."""
+NAMES = ("units", "row_scales", "slots", "listed", "listed_offsets")
+"""The tensors of exact_units."""
+
+
+def pack(weight: Tensor) -> dict[str, Tensor]:
+    """Makes units of a dense weight, bfloat16 [out_features, in_features], where it is.
+
+    Returns:
+        The tensors of exact_units by name.
+    """
+    shape = (weight.shape[0], weight.shape[1])
+    units = weight.new_empty((*unit_grid(*shape), UNIT_WORDS), dtype=torch.int32)
+    bases, found = weight.new_empty(shape[0], dtype=torch.uint8), []
+    for slab in _slabs(*shape):
+        bits = weight[slab].contiguous().view(torch.int16)
+        halves, bases[slab], listed = _split(bits)
+        units[_unit_rows(slab)] = _units(halves)
+        rows, columns = listed.nonzero(as_tuple=True)
+        found.append((rows + slab.start, columns, bits[rows, columns]))
+    exceptions = Exceptions(*map(torch.cat, zip(*found, strict=True)))
+    return _tensors(units, bases, exceptions, shape)
+
+
 def arrange(stored: Mapping[str, Tensor], shape: tuple[int, int]) -> dict[str, Tensor]:
     """Makes units of the storage tensors of lossless, valid ones, where they are.
 
     Args:
-        stored: weight_packed, weight_base, weight_exception_rows, weight_exception_columns and
-            weight_exceptions, as kernels/formats/lossless.h has them.
+        stored: The tensors by name.
         shape: (out_features, in_features).
 
     Returns:
         The tensors of exact_units by name.
     """
-    packed, bases = stored["weight_packed"], stored["weight_base"]
+    packed, bases, ends, columns, bits = (stored[name] for name in STORED)
     units = packed.new_empty((*unit_grid(*shape), UNIT_WORDS), dtype=torch.int32)
     for slab in _slabs(*shape):
         units[_unit_rows(slab)] = _units(_halves(packed[slab]))
-    ends = stored["weight_exception_rows"]
     count = int(ends[-1])
     rows = torch.arange(shape[0], device=ends.device).repeat_interleave(ends.diff())
-    columns = stored["weight_exception_columns"][:count].long()
-    found = Exceptions(rows, columns, stored["weight_exceptions"][:count])
-    slots, listed, offsets = place(found, bases, shape)
+    return _tensors(units, bases, Exceptions(rows, columns[:count].long(), bits[:count]), shape)
+
+
+def _tensors(
+    units: Tensor, bases: Tensor, found: Exceptions, shape: tuple[int, int]
+) -> dict[str, Tensor]:
     scales = (bases.int() + (127 - SCALE_BIAS) << 23).view(torch.float32)[:, None]
-    return {
-        "units": units,
-        "row_scales": scales,
-        "slots": slots,
-        "listed": listed,
-        "listed_offsets": offsets,
-    }
+    return dict(zip(NAMES, (units, scales, *place(found, bases, shape)), strict=True))
 
 
 def stored(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> dict[str, Tensor]:
@@ -68,14 +94,9 @@ def stored(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> dict[str, T
         halves = halves_of(units[_unit_rows(slab)])
         packed[slab] = _chunks(halves[: slab.stop - slab.start, : chunks * CHUNK_COLUMNS])
     found = exceptions_of(tensors)
-    ends = found.rows.bincount(minlength=shape[0]).cumsum(0)
-    return {
-        "weight_packed": packed,
-        "weight_base": bases_of(scales).to(torch.uint8),
-        "weight_exception_rows": F.pad(ends, (1, 0)).int(),
-        "weight_exception_columns": found.columns.int(),
-        "weight_exceptions": found.bits,
-    }
+    ends = F.pad(found.rows.bincount(minlength=shape[0]).cumsum(0), (1, 0)).int()
+    bases = bases_of(scales).to(torch.uint8)
+    return dict(zip(STORED, (packed, bases, ends, found.columns.int(), found.bits), strict=True))
 
 
 def spread(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Tensor:
@@ -131,6 +152,23 @@ def _units(halves: Tensor) -> Tensor:
     )
     lanes = torch.stack(words, -1).reshape(down, across, 4, 32, 3, 4)
     return lanes.permute(0, 1, 2, 4, 3, 5).reshape(down, across, UNIT_WORDS)
+
+
+def _split(bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Halves of rows of a weight's bits, the bases of rows, and which elements have no code.
+
+    The base is the smallest one whose window of 15 exponents holds the most nonzeros of its row.
+    """
+    exponents, is_zero = (bits >> 7 & 0xFF).int(), (bits & 0x7FFF) == 0
+    rows = torch.arange(len(bits), dtype=torch.int32, device=bits.device)[:, None]
+    places = rows * 257 + exponents.masked_fill(is_zero, 256)
+    counts = places.flatten().bincount(minlength=len(bits) * 257).view(-1, 257)[:, :256].cumsum(1)
+    bases = (counts[:, 15:255] - counts[:, :240]).argmax(1)
+    codes = exponents - bases[:, None].int()
+    has_code = (codes >= 1) & (codes <= 15) & ~is_zero
+    signed = (bits & -0x7F81).int() & 0x807F  # sign and fraction
+    halves = torch.where(has_code, signed | codes << 7, signed.masked_fill(~is_zero, 0))
+    return halves, bases.to(torch.uint8), ~has_code & ~is_zero
 
 
 def _halves(packed: Tensor) -> Tensor:
