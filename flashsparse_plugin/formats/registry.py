@@ -17,6 +17,7 @@ from .pattern.nm_vector import NMVector
 from .pattern.sparse_24 import Sparse24
 from .unstructured.exact_units import ExactUnits
 from .unstructured.interleaved_bitmap import InterleavedBitmap
+from .unstructured.lossless import Lossless
 from .unstructured.tiled_bitmap import TiledBitmap
 from .unstructured.tiled_csl import TiledCSL
 
@@ -39,7 +40,7 @@ RETIRED = ("cusparselt_24",)
 _RUNTIME_FORMS: tuple[Format, ...] = (
     *(InterleavedBitmap(), NMPanels(), NMRows(), NMGather(), NMSpmm(), Sparse24(), ExactUnits()),
 )
-for _format in (TiledCSL(), TiledBitmap(), NMVector(), *_RUNTIME_FORMS):
+for _format in (TiledCSL(), TiledBitmap(), NMVector(), Lossless(), *_RUNTIME_FORMS):
     register_format(_format)
 
 

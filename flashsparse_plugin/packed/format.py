@@ -26,6 +26,7 @@ from ..rules import (
     require_version,
     rules,
 )
+from .exact import Exceptions
 from .implementations import Implementations
 from .options import Options, Quantized
 from .parts import Parts
@@ -228,7 +229,11 @@ class Reference(Protocol):
 
 
 class Format(
-    Implementations[Scheme], QuantizedValues[Scheme, PackedWeight], Parts[PackedWeight], ABC
+    Implementations[Scheme],
+    QuantizedValues[Scheme, PackedWeight],
+    Exceptions[Scheme],
+    Parts[PackedWeight],
+    ABC,
 ):
     """How a weight is laid out, and the ops that read that layout.
 

@@ -21,7 +21,7 @@ from ..values.quantization import (
     require_quantized,
     tell_of_activations,
 )
-from .pieces import Pieces
+from .pieces import Division
 
 
 class UnstructuredFormat(Format):
@@ -46,7 +46,7 @@ class UnstructuredFormat(Format):
     linear_op: ClassVar[Any]
     limits: ClassVar[int] = 0
     streams: ClassVar[tuple[str, ...]]
-    pieces: ClassVar[Pieces | None] = None
+    pieces: ClassVar[Division | None] = None
     on_cpu: ClassVar[Format | None] = None
 
     def takes_codes(self, values: str, group: int | None) -> bool:
@@ -206,7 +206,7 @@ class UnstructuredFormat(Format):
         scheme, shape, scales = packed.scheme, packed.shape, packed.tensors.get(SCALE)
         own = None if scales is None else scales[rows.start : rows.stop].contiguous()
         if self.pieces is not None and self.pieces.are_whole(shape, rows, columns):
-            taken = self.pieces.cut(self._pair(packed), shape, rows, columns)
+            taken = self.pieces.cut(self._held(packed), shape, rows, columns)
             return self.wrap(taken, scheme, (len(rows), len(columns)), own)
         if own is None:
             return super()._cut(packed, rows, columns)
@@ -219,12 +219,11 @@ class UnstructuredFormat(Format):
         held = [part.tensors[SCALE] for part in parts if SCALE in part.tensors]
         scales = torch.cat(held) if held else None
         if self.pieces is not None and not any(p.shape[0] % self.pieces.rows for p in parts[:-1]):
-            return self.wrap(self.pieces.join(list(map(self._pair, parts))), scheme, shape, scales)
+            return self.wrap(self.pieces.join(list(map(self._held, parts))), scheme, shape, scales)
         if scales is None:
             return super()._join(parts)
         return self.pack_codes(torch.cat([self.codes(part) for part in parts]), scales, scheme)
 
-    def _pair(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
-        """The stream and its offsets."""
-        stream, offsets = (packed.tensors[name] for name in self.streams)
-        return stream, offsets
+    def _held(self, packed: PackedWeight) -> tuple[Tensor, ...]:
+        """What `pieces` cut and join: all streams."""
+        return tuple(packed.tensors[name] for name in self.streams)
