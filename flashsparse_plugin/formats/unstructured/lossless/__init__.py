@@ -15,6 +15,7 @@ from torch import Tensor
 from ....packed import Reference, Scheme, reason_of_exceptions
 from ....plan import LIBRARY, Implementation
 from ...values.dtypes import count_changed
+from ..exact_units import ExactUnits
 from ..form import UnstructuredFormat
 from . import reference
 from .chunks import Chunks
@@ -40,6 +41,7 @@ class Lossless(UnstructuredFormat):
     reference: ClassVar[Reference] = reference
     ops: ClassVar[Any] = ops
     linear_op = ops.lossless_linear
+    on_gpu = ExactUnits()
     rounds = False
     bucket = 0.0008  # ordinary layers have half of it, or less
 
