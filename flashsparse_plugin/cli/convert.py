@@ -62,7 +62,7 @@ def convert(
     head: Annotated[
         str | None,
         typer.Option(
-            help="Store the output head in 8 bits, int8 or fp8, and a tied embedding with it.",
+            help="Pack the output head, and a tied embedding with it: int8, fp8 or lossless.",
             show_default="as it is",
         ),
     ] = None,

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..formats import format_names, get_format, read_format
-from ..formats.values.dtypes import cast, packable_dtype
+from ..formats.values.dtypes import fitted, packable_dtype
 from ..linear import SparseLinear
 from ..modules import bias_of, weight_of
 from ..packed import FormatError
@@ -81,7 +81,7 @@ class Packed:
             weight = weight_of(linear).detach().contiguous()
             scheme = own.scheme(packable_dtype(own, weight.dtype), self.options)
             try:
-                made = SparseLinear.pack(cast(weight, scheme.dtype, name), bias_of(linear), scheme)
+                made = SparseLinear.pack(fitted(weight, scheme, name), bias_of(linear), scheme)
             except FormatError as error:
                 raise FormatError(f"layer {name!r}: {error}") from None
             made.compute_dtype = weight.dtype

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a packed weight by their numbers, as an embedding reads them.
 
-One packed weight then serves a tied embedding and the output head. It takes a form that keeps every
-element as a byte, with one scale a row.
+One packed weight then serves a tied embedding and the output head. It takes a form that reads rows
+by itself, or one that keeps every element as a byte, with one scale a row.
 """
 
 from __future__ import annotations
@@ -32,6 +32,15 @@ class ReadsRows(Protocol):
         """
 
 
+@runtime_checkable
+class ReadsWholeRows(Protocol):
+    """A form that has an op for rows, whatever its scheme."""
+
+    @abstractmethod
+    def read_rows(self, ids: Tensor, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
+        """`unpack()[ids]` of int64 ids, from the packed tensors."""
+
+
 def row_places(packed: PackedWeight) -> Tensor:
     """What `read_rows` needs to know of a weight, on its device.
 
@@ -39,12 +48,15 @@ def row_places(packed: PackedWeight) -> Tensor:
         FormatError: Where rows of the weight cannot be read one by one.
     """
     format, found = packed.format, quantization_of(packed.scheme)
+    if isinstance(format, ReadsWholeRows):
+        return torch.empty(0, packed.shape[1], dtype=torch.int32, device=packed.device)
     pattern = format.pattern(packed.scheme)
     is_whole = pattern is not None and pattern[0] == pattern[1]
     if not isinstance(format, ReadsRows) or not is_whole or found is None or found.type.bits != 8:
         raise FormatError(
             f"rows of a {packed.scheme} weight {list(packed.shape)} cannot be read one by one: an "
-            "embedding takes values of 8 bits, none of them dropped. Remedy: head=int8 or fp8"
+            "embedding takes values of 8 bits or exact ones, none of them dropped. Remedy: head= "
+            "int8, fp8 or lossless"
         )
     if found.group is not None:
         raise FormatError(
@@ -66,6 +78,8 @@ def read_rows(ids: Tensor, scheme: Scheme, tensors: Mapping[str, Tensor], places
     Returns:
         [*ids.shape, in_features] in the dtype of the scheme: code x scale, rounded once.
     """
+    if (whole := getattr(scheme.format, "read_rows", None)) is not None:
+        return whole(ids.long(), tensors, places.shape[1])
     values, *_, scales = tensors.values()
     found, rows = quantization_of(scheme), len(places)
     assert found is not None

@@ -5,6 +5,7 @@ Ground floor: it knows no format by name, `formats/` brings them.
 """
 
 from ..rules import FormatError, TensorSpec, dtype_name, rules
+from .exact import reason_of_exceptions
 from .experts import Routed
 from .format import Format, PackedWeight, Reference, Scheme
 from .options import Options, Quantized
@@ -20,5 +21,6 @@ __all__ = [
     "Scheme",
     "TensorSpec",
     "dtype_name",
+    "reason_of_exceptions",
     "rules",
 ]

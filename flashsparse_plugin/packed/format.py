@@ -26,6 +26,7 @@ from ..rules import (
     require_version,
     rules,
 )
+from .exact import Exceptions
 from .experts import GroupedExperts
 from .implementations import Implementations
 from .options import Options, Quantized
@@ -231,6 +232,7 @@ class Reference(Protocol):
 class Format(
     Implementations[Scheme],
     QuantizedValues[Scheme, PackedWeight],
+    Exceptions[Scheme],
     Parts[PackedWeight],
     GroupedExperts[Scheme],
     ABC,

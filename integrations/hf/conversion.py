@@ -22,10 +22,15 @@ from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import Choice, Pattern, choose
 from flashsparse_plugin.dataflow.expected import Target
 from flashsparse_plugin.embedding import SparseEmbedding, TiedHead
-from flashsparse_plugin.formats.values.dtypes import cast, count_changed
+from flashsparse_plugin.formats.values.dtypes import count_changed, fitted
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.modules import is_transposed, shape_of
-from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
+from flashsparse_plugin.packed import (
+    FormatError,
+    PackedWeight,
+    Scheme,
+    reason_of_exceptions,
+)
 from flashsparse_plugin.pruning import prune_for
 
 from .experts import PackingExperts
@@ -139,10 +144,14 @@ class Conversion:
         self, model: PreTrainedModel, name: str, weight: Tensor, scheme: Scheme
     ) -> dict[str, Tensor]:
         linear = model.get_submodule(name)
-        self.replaced[name] = type(linear)
         if count_changed(weight, scheme.dtype):
             self.rounded.append(name)
-        weight = cast(weight, scheme.dtype, f"{name}.weight")
+        weight = fitted(weight, scheme, f"{name}.weight")
+        listed = None if self._is_head(name) else scheme.format.exceptions_in(weight)
+        if reason := reason_of_exceptions(listed, weight.numel()):
+            logger.warning("layer %r %s stays dense: %s", name, list(weight.shape), reason)
+            return self._leave_dense(linear, name, weight)
+        self.replaced[name] = type(linear)
         if self.head is not None and name == self.head.embedding:
             self._pack_tied(model, self.head, weight, scheme)
             return {}

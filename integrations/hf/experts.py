@@ -31,7 +31,7 @@ from flashsparse_plugin.experts.layer import (
     sparse_experts,
     stacks_in,
 )
-from flashsparse_plugin.formats.values.dtypes import cast
+from flashsparse_plugin.formats.values.dtypes import fitted
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.messages import one_line
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
@@ -251,7 +251,7 @@ class PackingExperts:
         name, weight = stack.name_of(number, projection), weight.contiguous()
         if self.config.pruning == "magnitude":
             weight = prune_for(weight, scheme, self.config.sparsity, name)
-        weight = cast(weight, scheme.dtype, name)
+        weight = fitted(weight, scheme, name)
         try:
             packed = scheme.format.pack(weight, scheme)
         except FormatError as error:

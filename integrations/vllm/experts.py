@@ -20,7 +20,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.experts import ExpertStack, multiply
-from flashsparse_plugin.formats.values.dtypes import cast
+from flashsparse_plugin.formats.values.dtypes import fitted
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 from flashsparse_plugin.pruning import prune_for
 
@@ -200,7 +200,7 @@ class SparseExpertsMethod(FusedMoEMethodBase):
         if self.config.pruning == "magnitude":
             weight = prune_for(weight, scheme, self.config.sparsity, name)
         try:
-            return scheme.format.pack(cast(weight, scheme.dtype, name).contiguous(), scheme)
+            return scheme.format.pack(fitted(weight, scheme, name).contiguous(), scheme)
         except FormatError as error:
             raise FormatError(
                 f"expert {name!r} {list(shape)} cannot be packed as {scheme}: {error}. Remedy: "

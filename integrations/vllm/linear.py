@@ -19,7 +19,7 @@ from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow import plan_of
 from flashsparse_plugin.dataflow.choice import Pattern, choose
 from flashsparse_plugin.dataflow.expected import Target
-from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
+from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme, reason_of_exceptions
 from flashsparse_plugin.plan import Plan
 
 from .caching import LENGTHS, PLANS, SCHEMES, count_into_cache_key
@@ -27,11 +27,6 @@ from .dense import DenseLinearMethod
 from .loading import LayerLoader
 from .settings import DUMMY
 from .summary import Summary, kind_of
-
-# Packed streams are padded to an odd multiple of half this share of the weight's elements.
-# torch.compile has the lengths of parameters in its graphs: with exact lengths no two layers would
-# share one. Densities are mostly whole percents, give or take: a bucket ends between two of them.
-_BUCKET = 0.01
 
 
 class SparseLinearMethod(LinearMethodBase):
@@ -190,6 +185,10 @@ class SparseLinearMethod(LinearMethodBase):
                 self.summary.left_dense(self.name, "as packing does not pay")
                 return None
             scheme = choice.scheme
+        listed = None if self.is_head else scheme.format.exceptions_in(weight)
+        if reason := reason_of_exceptions(listed, weight.numel()):
+            self.summary.left_dense(self.name, reason)
+            return None
         packed = self._pack(weight, scheme)
         if self.beside and packed.nbytes >= packed.dense_nbytes:
             self.summary.left_dense(self.name, "not sparse enough to gain from packing")
@@ -220,12 +219,16 @@ class _DenseAfterAll(DenseLinearMethod):
 
 
 def _padded(packed: PackedWeight) -> dict[str, Tensor]:
-    """The tensors of a weight, its streams padded to a bucket; kernels go by the offsets."""
+    """The tensors of a weight, its streams padded to an odd number of half buckets.
+
+    torch.compile has the lengths of parameters in its graphs: with exact lengths no two layers
+    would share one. Kernels go by the offsets.
+    """
     tensors = dict(packed.tensors)
     for name, spec in packed.format.tensors(packed.scheme, packed.shape).items():
         if None in spec.shape:
             line = math.prod(spec.shape[1:])  # a stream of lines is padded by whole ones
-            bucket = max(2, int(_BUCKET * packed.shape[0] * packed.shape[1]) // line)
+            bucket = max(2, int(packed.format.bucket * packed.shape[0] * packed.shape[1]) // line)
             padding = (bucket // 2 - len(tensors[name])) % bucket
             tensors[name] = F.pad(tensors[name], (*(0, 0) * (len(spec.shape) - 1), 0, padding))
     return tensors

@@ -25,7 +25,7 @@ from vllm.model_executor.layers.linear import QKVParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.formats.values.dtypes import cast, count_changed
+from flashsparse_plugin.formats.values.dtypes import count_changed, fitted
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 
 ShardId = Any  # None, "q" "k" "v", a number, or a tuple of numbers: vLLM's names of shards
@@ -151,7 +151,7 @@ class LayerLoader:
             self.scheme = self.scheme_of(self.dtype, loaded.dtype)
             self.weight = _parameter(torch.empty(self.shape, dtype=self.scheme.dtype, device="cpu"))
         self.rounded |= bool(count_changed(loaded, self.scheme.dtype))
-        self._place(self.weight, cast(loaded, self.scheme.dtype, f"{self.name}.weight"), shard_id)
+        self._place(self.weight, fitted(loaded, self.scheme, f"{self.name}.weight"), shard_id)
         self.missing -= _indices(shard_id, self.shards)
         if self.done:
             weight, self.weight = self.weight.data, None

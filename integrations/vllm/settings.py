@@ -139,7 +139,7 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
     settings.pop(DECODE_KERNELS, None)  # nothing of weights
     method = settings.pop(METHOD, None)
     if settings.get("head") is not None and stored is None and method is None:
-        method = AUTO  # a head in 8 bits packs nothing else
+        method = AUTO  # a packed head packs nothing else
     named = method not in (None, AUTO, NONE)
     if "batch" in settings and method != AUTO:
         raise SettingsError(

@@ -96,8 +96,9 @@ def convert_checkpoint(
         device: What "auto" chooses for: the name of a GPU such as "H200", "cpu", or "this" (None)
             for the GPU of this machine, or its CPU where it has none.
         batch: Sequences decoded at once, which "auto" chooses for; None: 8.
-        head: "int8" or "fp8": the output head keeps every weight in 8 bits; where it is tied to the
-            embedding, one tensor serves both. None: as the other arguments say.
+        head: "int8", "fp8" or "lossless": the output head keeps every weight, in 8 bits or as it
+            is; where it is tied to the embedding, one weight serves both. None: as the other
+            arguments say.
 
     Returns:
         What was done, layer by layer.

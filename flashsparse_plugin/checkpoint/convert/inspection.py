@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,9 +17,9 @@ from ...dataflow.choice import Choice, Pattern, choose, lines, weigh
 from ...dataflow.expected import BATCH, HERE, Target
 from ...dataflow.unpacked import complaints_anywhere
 from ...formats import format_names, get_format, packed_names
-from ...formats.values.dtypes import cast, packable_dtype
+from ...formats.values.dtypes import fitted, packable_dtype
 from ...names import DEFAULT_FORMAT, DENSE
-from ...packed import FormatError, PackedWeight, Scheme, dtype_name
+from ...packed import FormatError, PackedWeight, Scheme, dtype_name, reason_of_exceptions
 from ..files.headers import CheckpointError
 from ..hub.fetching import directory_of
 from ..read.directory import ModelDirectory, refuse_quantized
@@ -260,7 +261,7 @@ def _try_pack(weight: Tensor, name: str) -> PackedWeight | None:
         return None
     try:
         scheme: Scheme = format.scheme(packable_dtype(format, weight.dtype), options)
-        return format.pack(cast(weight, scheme.dtype, "weight"), scheme)
+        return format.pack(fitted(weight, scheme, "weight"), scheme)
     except FormatError:
         return None
 
@@ -277,7 +278,10 @@ def _reason(
     if config is None:
         reason = reason_not_to_pack(linear, _DEFAULTS)
         if reason is None and packed is not None:
-            return reason_of_size(packed.nbytes, packed.dense_nbytes, sparsity)
+            listed = packed.format.exceptions(packed.scheme, packed.shape, packed.nbytes)
+            return reason_of_size(
+                packed.nbytes, packed.dense_nbytes, sparsity
+            ) or reason_of_exceptions(listed, math.prod(packed.shape))
         return reason
     own = config.named(*linear.names)
     if own is not None and own.format == DENSE:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...formats import format_names, get_format
-from ...formats.values.dtypes import cast, packable_dtype
-from ...packed import FormatError, PackedWeight, Scheme, dtype_name
+from ...formats.values.dtypes import cast, fitted, packable_dtype
+from ...packed import FormatError, PackedWeight, Scheme, dtype_name, reason_of_exceptions
 from ..files.headers import CheckpointError, TensorInfo
 from ..foreign.code_entries import CodesInfo
 from ..read.directory import ModelDirectory
@@ -116,7 +116,7 @@ class Packer:
         """Packs a weight; gives it dense, too, unless its codes were packed as they are."""
         if isinstance(info, CodesInfo) and not scheme.format.is_exact(scheme):
             return info.pack(scheme), None
-        weight = self.linear_of[info.name].turned(cast_part(info.read(), scheme.dtype, info.name))
+        weight = self.linear_of[info.name].turned(fitted(info.read(), scheme, info.name))
         return scheme.format.pack(weight, scheme), weight
 
     def layer(self, info: TensorInfo) -> LayerReport | None:
@@ -149,7 +149,11 @@ class Packer:
         layer.bytes_packed, layer.scheme = nbytes, scheme.title
         layer.bytes_alike = rows * columns * scheme.dtype.itemsize
         if not self.settings.pack_all and layer.name not in self.together:
-            layer.reason = reason_of_size(nbytes, layer.bytes_alike, layer.known_sparsity)
+            layer.reason = reason_of_size(
+                nbytes, layer.bytes_alike, layer.known_sparsity
+            ) or reason_of_exceptions(
+                scheme.format.exceptions(scheme, layer.shape, nbytes), rows * columns
+            )
 
     def carried_dtype(self, info: TensorInfo) -> torch.dtype:
         """The dtype of a tensor in the output, where it is not packed."""

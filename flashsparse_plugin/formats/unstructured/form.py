@@ -7,7 +7,7 @@ CUDA kernels read such a format as it is stored; on a CPU each runs as an interl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,18 @@ from ..values.quantization import (
     require_quantized,
     tell_of_activations,
 )
-from .pieces import Pieces
+from .pieces import Division
+
+
+class Arranged(Protocol):
+    """A form that is made of the tensors of the one on disk, without the dense weight between."""
+
+    def scheme(
+        self, dtype: torch.dtype, options: Mapping[str, Any] | None = None
+    ) -> Scheme: ...
+    def arrange(
+        self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
+    ) -> PackedWeight: ...
 
 
 class UnstructuredFormat(Format):
@@ -38,6 +49,7 @@ class UnstructuredFormat(Format):
         streams: Names of the tensors that say where values are and what they are: all but scales.
         pieces: How a weight is divided; None: it is in one piece.
         on_cpu: The form that a CPU's kernels read; None: this one.
+        on_gpu: The same of a GPU's.
     """
 
     checks_as_it_reads = True
@@ -46,8 +58,9 @@ class UnstructuredFormat(Format):
     linear_op: ClassVar[Any]
     limits: ClassVar[int] = 0
     streams: ClassVar[tuple[str, ...]]
-    pieces: ClassVar[Pieces | None] = None
+    pieces: ClassVar[Division | None] = None
     on_cpu: ClassVar[Format | None] = None
+    on_gpu: ClassVar[Arranged | None] = None
 
     def takes_codes(self, values: str, group: int | None) -> bool:
         return "values" in self.Options.model_fields and values == "int8" and group is None
@@ -71,9 +84,8 @@ class UnstructuredFormat(Format):
         return where_kernels_are(tensor.detach())
 
     def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
-        if self.on_cpu is None or device.type != "cpu":
-            return scheme
-        return self.on_cpu.scheme(scheme.dtype, scheme.values)
+        form = {"cpu": self.on_cpu, "cuda": self.on_gpu}.get(device.type)
+        return scheme if form is None else form.scheme(scheme.dtype, scheme.values)
 
     def wrap(
         self,
@@ -179,6 +191,9 @@ class UnstructuredFormat(Format):
         Values stay as they are, or codes and scales, also in another dtype and for other
         activations; what is of another type goes by way of the weight that it stands for.
         """
+        if self.on_gpu is target.format and target.dtype == packed.dtype:
+            stored = {name: packed.tensors[name].to(device) for name in self.streams}
+            return self.on_gpu.arrange(stored, target, packed.shape)
         to, found, other = target.format, quantization_of(packed.scheme), quantization_of(target)
         alike = (found and found.type) == (other and other.type)
         if isinstance(to, UnstructuredFormat):
@@ -206,7 +221,7 @@ class UnstructuredFormat(Format):
         scheme, shape, scales = packed.scheme, packed.shape, packed.tensors.get(SCALE)
         own = None if scales is None else scales[rows.start : rows.stop].contiguous()
         if self.pieces is not None and self.pieces.are_whole(shape, rows, columns):
-            taken = self.pieces.cut(self._pair(packed), shape, rows, columns)
+            taken = self.pieces.cut(self._held(packed), shape, rows, columns)
             return self.wrap(taken, scheme, (len(rows), len(columns)), own)
         if own is None:
             return super()._cut(packed, rows, columns)
@@ -219,12 +234,11 @@ class UnstructuredFormat(Format):
         held = [part.tensors[SCALE] for part in parts if SCALE in part.tensors]
         scales = torch.cat(held) if held else None
         if self.pieces is not None and not any(p.shape[0] % self.pieces.rows for p in parts[:-1]):
-            return self.wrap(self.pieces.join(list(map(self._pair, parts))), scheme, shape, scales)
+            return self.wrap(self.pieces.join(list(map(self._held, parts))), scheme, shape, scales)
         if scales is None:
             return super()._join(parts)
         return self.pack_codes(torch.cat([self.codes(part) for part in parts]), scales, scheme)
 
-    def _pair(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
-        """The stream and its offsets."""
-        stream, offsets = (packed.tensors[name] for name in self.streams)
-        return stream, offsets
+    def _held(self, packed: PackedWeight) -> tuple[Tensor, ...]:
+        """What `pieces` cut and join: all streams."""
+        return tuple(packed.tensors[name] for name in self.streams)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A weight in pieces of one size, row by row of pieces: a stream, and where in it each begins.
 
-So every format for weights with zeros anywhere is stored: its first tensor is the stream, int32 and
+So formats that drop zeros anywhere are stored: the first tensor is the stream, int32 and
 as long as the kept values need, the second its offsets, int32[pieces + 1].
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,42 @@ from ...packed import FormatError, TensorSpec
 
 Stream = tuple[Tensor, Tensor]
 """A stream and its offsets."""
+
+
+class Division(Protocol):
+    """How a format divides a weight so that parts of it can be taken as they are.
+
+    Attributes:
+        rows: All parts but the last of a weight must have a multiple of so many to be joined.
+    """
+
+    @property
+    def rows(self) -> int: ...
+    def specs(self, shape: tuple[int, int]) -> tuple[TensorSpec, ...]: ...
+    def are_whole(self, shape: tuple[int, int], rows: range, columns: range) -> bool: ...
+    def cut(
+        self, held: tuple[Tensor, ...], shape: tuple[int, int], rows: range, columns: range
+    ) -> tuple[Tensor, ...]: ...
+    def join(self, parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]: ...
+
+
+def offsets_of(lengths: Tensor, entries: str) -> Tensor:
+    """Offsets of what follows each other, int32[n + 1], from lengths.
+
+    Args:
+        lengths: [n].
+        entries: What offsets count, for people.
+
+    Raises:
+        FormatError: Where they do not fit into int32.
+    """
+    ends = lengths.cumsum(0)
+    if len(ends) and int(ends[-1]) > torch.iinfo(torch.int32).max:
+        raise FormatError(
+            f"{int(ends[-1])} packed {entries} overflow the int32 offsets of their format: "
+            "leave the layer dense"
+        )
+    return torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -54,7 +91,9 @@ class Pieces:
             r.start % step or (r.stop % step and r.stop != size) for r, size, step in ends
         )
 
-    def cut(self, held: Stream, shape: tuple[int, int], rows: range, columns: range) -> Stream:
+    def cut(
+        self, held: tuple[Tensor, ...], shape: tuple[int, int], rows: range, columns: range
+    ) -> Stream:
         """The pieces of a part that `are_whole`, as they are.
 
         Raises:
@@ -69,19 +108,9 @@ class Pieces:
         taken[down, across] = True
         lengths = offsets.diff()
         kept = stream[taken.flatten().repeat_interleave(lengths)]
-        return kept, self._offsets(lengths[taken.flatten()])
+        return kept, offsets_of(lengths[taken.flatten()], self.entry)
 
-    def join(self, parts: Sequence[Stream]) -> Stream:
+    def join(self, parts: Sequence[tuple[Tensor, ...]]) -> Stream:
         """The pieces of weights on top of each other, all but the last of whole rows of pieces."""
         lengths = torch.cat([offsets.diff() for _, offsets in parts])
-        return torch.cat([stream for stream, _ in parts]), self._offsets(lengths)
-
-    def _offsets(self, lengths: Tensor) -> Tensor:
-        """Offsets of pieces that follow each other, from their lengths."""
-        ends = lengths.cumsum(0)
-        if len(ends) and int(ends[-1]) > torch.iinfo(torch.int32).max:
-            raise FormatError(
-                f"{int(ends[-1])} packed {self.entry} overflow the int32 offsets of their format: "
-                "leave the layer dense"
-            )
-        return torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
+        return torch.cat([stream for stream, _ in parts]), offsets_of(lengths, self.entry)

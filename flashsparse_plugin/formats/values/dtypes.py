@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ...packed import Format, FormatError, dtype_name
+from ...packed import Format, FormatError, Scheme, dtype_name
 
 
 def parse_dtype(name: str | torch.dtype, allowed: Iterable[torch.dtype]) -> torch.dtype:
@@ -95,6 +95,27 @@ def cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
             "Remedy: dtype bfloat16, which has the range of float32"
         )
     return rounded
+
+
+def fitted(values: Tensor, scheme: Scheme, name: str) -> Tensor:
+    """A weight in the dtype in which a scheme packs it, rounded where the format rounds.
+
+    Args:
+        values: A tensor of any floating dtype.
+        scheme: How it is to be packed.
+        name: Name of the tensor, for the error message.
+
+    Raises:
+        FormatError: For values that the scheme cannot hold.
+    """
+    if not scheme.format.rounds and (changed := count_changed(values, scheme.dtype)):
+        wanted = dtype_name(scheme.dtype)
+        raise FormatError(
+            f"tensor {name!r} {list(values.shape)}: {changed:,} of its {dtype_name(values.dtype)} "
+            f"values are no {wanted} numbers, and {scheme.format.name} rounds nothing. Remedy: "
+            f"leave it dense, or round the model first, where that is meant: model.to({wanted})"
+        )
+    return cast(values, scheme.dtype, name)
 
 
 def count_changed(values: Tensor, dtype: torch.dtype) -> int:
