@@ -79,6 +79,8 @@ class Experts:
 
     def __init__(self, model: Model, kind: str, dtype: torch.dtype, device: torch.device):
         self.model, self.kind, self.dtype = model, kind, dtype
+        self.values, group = KINDS[kind]
+        self.group = group or 0
         distinct = min(DISTINCT, model.experts)
         self._number = torch.arange(model.experts, device=device) % distinct
         rows, hidden = _padded(model.intermediate), _padded(model.hidden)
@@ -93,8 +95,8 @@ class Experts:
         self.nbytes = sum(each.nbytes for each in self.tensors if each is not None)
 
     def _pack(self, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, Any, Tensor]:
-        values, group = KINDS[self.kind]
-        options = PatternOptions(n=2, m=4, values=values, group=group)
+        group = self.group or None
+        options = PatternOptions(n=2, m=4, values=self.values, group=group)
         weight = random_weight(shape, 1.0, self.dtype, device)
         weight = PatternOptions(n=2, m=4).keep_largest(weight).contiguous()
         if device.type == "cuda":
@@ -108,10 +110,9 @@ class Experts:
         return units, scale, packed.unpack()
 
     def multiply(self, x: Tensor, ids: Tensor, weights: Tensor, tensors: Any = None) -> Tensor:
-        values, group = KINDS[self.kind]
         return ops.sparse_24_experts(
             x, ids, weights, *(tensors or self.tensors), self.model.intermediate, self.dtype,
-            values, group or 0,
+            self.values, self.group,
         )  # fmt: skip
 
     def exact(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -57,8 +57,14 @@ Launch plan(const Product& product, const Gpu& gpu) {
 template <bool gated>
 std::vector<Launch> list(const Product& product, const Gpu& gpu) {
   const ExpertsProduct own = product_of(product, gated);
-  return compared(of_active(product), gpu, product.tokens, fit,
-                  [&](int64_t) { return sparse_24::list_experts(own, shape_of(own, gpu), gpu); });
+  return compared(of_active(product), gpu, product.tokens, fit, [&](int64_t) {
+    std::vector<Priced<sparse_24::ExpertsPlan>> all;
+    for (int shape = 0; shape < sparse_24::kExpertsShapeCount; ++shape) {
+      const auto found = sparse_24::list_experts(own, shape, gpu);
+      all.insert(all.end(), found.begin(), found.end());
+    }
+    return all;
+  });
 }
 
 Shapes shapes() {
