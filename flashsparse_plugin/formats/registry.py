@@ -15,6 +15,7 @@ from .pattern.nm_gather import NMGather
 from .pattern.nm_spmm import NMSpmm
 from .pattern.nm_vector import NMVector
 from .pattern.sparse_24 import Sparse24
+from .unstructured.exact_units import ExactUnits
 from .unstructured.interleaved_bitmap import InterleavedBitmap
 from .unstructured.lossless import Lossless
 from .unstructured.tiled_bitmap import TiledBitmap
@@ -36,7 +37,9 @@ def register_format(format: Format) -> None:
 RETIRED = ("cusparselt_24",)
 """Runtime forms of earlier releases, which a user's table may still name."""
 
-_RUNTIME_FORMS = (*(InterleavedBitmap(), NMPanels(), NMRows(), NMGather(), NMSpmm(), Sparse24()),)
+_RUNTIME_FORMS: tuple[Format, ...] = (
+    *(InterleavedBitmap(), NMPanels(), NMRows(), NMGather(), NMSpmm(), Sparse24(), ExactUnits()),
+)
 for _format in (TiledCSL(), TiledBitmap(), NMVector(), Lossless(), *_RUNTIME_FORMS):
     register_format(_format)
 

@@ -19,6 +19,7 @@ using planning::Product;
 
 const std::vector<Format>& formats() {
   static const std::vector<Format> all{planning::dense_planners(),
+                                       planning::exact_units_planners(),
                                        planning::nm_gather_planners(),
                                        planning::nm_spmm_planners(),
                                        planning::sparse_24_planners(),

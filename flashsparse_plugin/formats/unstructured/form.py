@@ -7,7 +7,7 @@ CUDA kernels read such a format as it is stored; on a CPU each runs as an interl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,17 @@ from ..values.quantization import (
 from .pieces import Division
 
 
+class Arranged(Protocol):
+    """A form that is made of the tensors of the one on disk, without the dense weight between."""
+
+    def scheme(
+        self, dtype: torch.dtype, options: Mapping[str, Any] | None = None
+    ) -> Scheme: ...
+    def arrange(
+        self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
+    ) -> PackedWeight: ...
+
+
 class UnstructuredFormat(Format):
     """A format that holds any weight, by ops that are called after it.
 
@@ -38,6 +49,7 @@ class UnstructuredFormat(Format):
         streams: Names of the tensors that say where values are and what they are: all but scales.
         pieces: How a weight is divided; None: it is in one piece.
         on_cpu: The form that a CPU's kernels read; None: this one.
+        on_gpu: The same of a GPU's.
     """
 
     checks_as_it_reads = True
@@ -48,6 +60,7 @@ class UnstructuredFormat(Format):
     streams: ClassVar[tuple[str, ...]]
     pieces: ClassVar[Division | None] = None
     on_cpu: ClassVar[Format | None] = None
+    on_gpu: ClassVar[Arranged | None] = None
 
     def takes_codes(self, values: str, group: int | None) -> bool:
         return "values" in self.Options.model_fields and values == "int8" and group is None
@@ -71,9 +84,8 @@ class UnstructuredFormat(Format):
         return where_kernels_are(tensor.detach())
 
     def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
-        if self.on_cpu is None or device.type != "cpu":
-            return scheme
-        return self.on_cpu.scheme(scheme.dtype, scheme.values)
+        form = {"cpu": self.on_cpu, "cuda": self.on_gpu}.get(device.type)
+        return scheme if form is None else form.scheme(scheme.dtype, scheme.values)
 
     def wrap(
         self,
@@ -179,6 +191,9 @@ class UnstructuredFormat(Format):
         Values stay as they are, or codes and scales, also in another dtype and for other
         activations; what is of another type goes by way of the weight that it stands for.
         """
+        if self.on_gpu is target.format and target.dtype == packed.dtype:
+            stored = {name: packed.tensors[name].to(device) for name in self.streams}
+            return self.on_gpu.arrange(stored, target, packed.shape)
         to, found, other = target.format, quantization_of(packed.scheme), quantization_of(target)
         alike = (found and found.type) == (other and other.type)
         if isinstance(to, UnstructuredFormat):

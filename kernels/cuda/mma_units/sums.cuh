@@ -58,8 +58,10 @@ class Sums {
     }
   }
 
-  // `steps` is at a step of the row tile.
-  __device__ __forceinline__ void leave(Tile& sums, const Steps& steps) {
+  // `steps` is at a step of the row tile. finish(sums, row_unit) is called by the warp that stores
+  // them, before it does.
+  template <class Finish>
+  __device__ __forceinline__ void leave(Tile& sums, const Steps& steps, const Finish& finish) {
     if (cut_.column_warps > 1) add_warps(sums);
     const int set = steps.set();
     if (column_warp_ > 0 || row_unit(set) >= cut_.unit_rows) return;
@@ -68,7 +70,11 @@ class Sums {
     if constexpr (token_scales == TokenScales::kOptional) {
       if (a_.x_scales) scale_tokens(sums);
     }
+    finish(sums, row_unit(set));
     store(sums, row_unit(set));
+  }
+  __device__ __forceinline__ void leave(Tile& sums, const Steps& steps) {
+    leave(sums, steps, [](Tile&, int) {});
   }
 
  private:

@@ -62,6 +62,7 @@ struct LinearPlan {
   const ShapeInfo& info() const { return kShapes[shape]; }
   int warps() const { return row_warps * column_warps; }
   int threads() const { return (warps() + 1) * 32; }
+  int unit_bytes() const { return unit.bytes(); }
   // Row tiles of a block, and the steps along one.
   int64_t sets(int64_t rows) const {
     const int64_t units = int64_t{row_warps} * info().row_units;

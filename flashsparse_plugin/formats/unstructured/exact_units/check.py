@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether tensors of exact_units are what a packer writes: no kernel checks what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ....packed import FormatError
+from . import layout
+from .exceptions import SLOTS, UNIT_ROWS
+
+
+def require_valid(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
+    """Raises FormatError for tensors that no weight has; their dtypes are right, and dimensions.
+
+    First what a kernel would read out of bounds by: offsets, columns and rows of the list. Then
+    the tensors must be those of the weight that they stand for, of which there are only one each.
+    """
+    units, scales, slots, listed, offsets = (tensors[name] for name in layout.NAMES)
+    if slots.shape[2] not in SLOTS:
+        raise FormatError(f"a unit has 4, 8 or 16 slots, not {slots.shape[2]}")
+    if int(offsets[0]) != 0 or bool((offsets.diff() < 0).any()) or int(offsets[-1]) > len(listed):
+        raise FormatError(f"listed_offsets must rise from 0 to at most {len(listed)}")
+    bits = scales.view(torch.int32)
+    bases = layout.bases_of(scales)
+    if bool((bits & 0x807FFFFF).any() | (bases < 0).any() | (bases > 239).any()):
+        raise FormatError("row_scales must be powers of two from 2^-112 to 2^127")
+    count = int(offsets[-1])
+    if bool(listed[count:].any()):
+        raise FormatError("listed must be 0 past the last offset")
+    columns = listed[:count, 0]
+    if bool(((columns < 0) | (columns >= shape[1])).any()):
+        raise FormatError(f"listed has columns outside of the weight's {shape[1]}")
+    down = torch.arange(len(offsets) - 1, device=offsets.device)
+    first = down.repeat_interleave(offsets.diff()) * UNIT_ROWS
+    below = (listed[:count, 1].long() - first) & 0xFFFF
+    if bool((below >= UNIT_ROWS).any()):
+        raise FormatError("listed has rows outside of the row of units that offsets say")
+    _require_of_a_weight(tensors, shape)
+
+
+def _require_of_a_weight(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
+    found = layout.exceptions_of(tensors)
+    rows, columns = shape
+    if bool((found.rows >= rows).any() | (found.columns >= columns).any()):
+        raise FormatError("slots or listed have weights beyond the weight's edge")
+    again = layout.pack(layout.spread(tensors, shape))
+    count = int(tensors["listed_offsets"][-1])
+    for name in layout.NAMES:
+        ours, theirs = tensors[name], again[name]
+        if name == "listed":
+            ours, theirs = ours[:count], theirs[: int(again["listed_offsets"][-1])]
+        if not torch.equal(ours, theirs):
+            raise FormatError(f"{name} are not those of the weight that the tensors stand for")

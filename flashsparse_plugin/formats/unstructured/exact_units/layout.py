@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From lossless to the units of dense tensor cores and back, in torch on any device.
+
+The layout is drawn in kernels/formats/exact_units.h. Weights go by slabs of rows, so that the
+temporary tensors are bounded, whatever the weight. Between the two, elements are `halves` [rows,
+columns], int32: bit 15 the sign, bits 10..7 the code, bits 6..0 the fraction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .exceptions import SCALE_BIAS, UNIT_COLS, UNIT_ROWS, Exceptions, collect, place, unit_grid
+
+UNIT_WORDS = 1536
+CHUNK_COLUMNS, CHUNK_BYTES = 128, 192  # of lossless
+SLAB_ELEMENTS = 1 << 24
+
+_REGISTER = 0x87FF87FF - (1 << 32)
+_PARTS = (0x80078007 - (1 << 32), 0x00780078, 0x07800780)  # of register 3, in words 0, 1 and 2
+# Dimensions of registers by rows: unit row, upper or lower half of rows, row, unit column, panel,
+# step, half of columns, pair of columns. And as units have them, registers last.
+_OF_ROWS = (2, 8, 4, 4, 2, 4)
+_TO_UNITS = (0, 3, 4, 2, 7, 5, 6, 1)
+
+
+STORED = (
+    "weight_packed",
+    "weight_base",
+    "weight_exception_rows",
+    "weight_exception_columns",
+    "weight_exceptions",
+)
+"""The tensors of lossless (kernels/formats/lossless.h)."""
+NAMES = ("units", "row_scales", "slots", "listed", "listed_offsets")
+"""The tensors of exact_units."""
+
+
+def pack(weight: Tensor) -> dict[str, Tensor]:
+    """Makes units of a dense weight, bfloat16 [out_features, in_features], where it is.
+
+    Returns:
+        The tensors of exact_units by name.
+    """
+    shape = (weight.shape[0], weight.shape[1])
+    units = weight.new_empty((*unit_grid(*shape), UNIT_WORDS), dtype=torch.int32)
+    bases, found = weight.new_empty(shape[0], dtype=torch.uint8), []
+    for slab in _slabs(*shape):
+        bits = weight[slab].contiguous().view(torch.int16)
+        halves, bases[slab], listed = _split(bits)
+        units[_unit_rows(slab)] = _units(halves)
+        rows, columns = listed.nonzero(as_tuple=True)
+        found.append((rows + slab.start, columns, bits[rows, columns]))
+    exceptions = Exceptions(*map(torch.cat, zip(*found, strict=True)))
+    return _tensors(units, bases, exceptions, shape)
+
+
+def arrange(stored: Mapping[str, Tensor], shape: tuple[int, int]) -> dict[str, Tensor]:
+    """Makes units of the storage tensors of lossless, valid ones, where they are.
+
+    Args:
+        stored: The tensors by name.
+        shape: (out_features, in_features).
+
+    Returns:
+        The tensors of exact_units by name.
+    """
+    packed, bases, ends, columns, bits = (stored[name] for name in STORED)
+    units = packed.new_empty((*unit_grid(*shape), UNIT_WORDS), dtype=torch.int32)
+    for slab in _slabs(*shape):
+        units[_unit_rows(slab)] = _units(_halves(packed[slab]))
+    count = int(ends[-1])
+    rows = torch.arange(shape[0], device=ends.device).repeat_interleave(ends.diff())
+    return _tensors(units, bases, Exceptions(rows, columns[:count].long(), bits[:count]), shape)
+
+
+def _tensors(
+    units: Tensor, bases: Tensor, found: Exceptions, shape: tuple[int, int]
+) -> dict[str, Tensor]:
+    scales = (bases.int() + (127 - SCALE_BIAS) << 23).view(torch.float32)[:, None]
+    return dict(zip(NAMES, (units, scales, *place(found, bases, shape)), strict=True))
+
+
+def stored(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> dict[str, Tensor]:
+    """The inverse of `arrange`: the storage tensors of lossless by name."""
+    units, scales = tensors["units"], tensors["row_scales"]
+    chunks = -(-shape[1] // CHUNK_COLUMNS)
+    packed = units.new_empty((shape[0], chunks * CHUNK_BYTES), dtype=torch.uint8)
+    for slab in _slabs(*shape):
+        halves = halves_of(units[_unit_rows(slab)])
+        packed[slab] = _chunks(halves[: slab.stop - slab.start, : chunks * CHUNK_COLUMNS])
+    found = exceptions_of(tensors)
+    ends = F.pad(found.rows.bincount(minlength=shape[0]).cumsum(0), (1, 0)).int()
+    bases = bases_of(scales).to(torch.uint8)
+    return dict(zip(STORED, (packed, bases, ends, found.columns.int(), found.bits), strict=True))
+
+
+def spread(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Tensor:
+    """Makes the dense weight, bfloat16 [out_features, in_features]."""
+    units, bases = tensors["units"], bases_of(tensors["row_scales"])
+    weight = units.new_empty(shape, dtype=torch.int16)
+    for slab in _slabs(*shape):
+        halves = halves_of(units[_unit_rows(slab)])[: slab.stop - slab.start, : shape[1]]
+        exponents = torch.where((halves & 0x0780) != 0, bases[slab, None] << 7, 0)
+        weight[slab] = (halves + exponents).to(torch.int16)
+    found = exceptions_of(tensors)
+    weight[found.rows, found.columns] = found.bits
+    return weight.view(torch.bfloat16)
+
+
+def exceptions_of(tensors: Mapping[str, Tensor]) -> Exceptions:
+    """All exceptions of a weight."""
+    names = ("slots", "listed", "listed_offsets", "row_scales")
+    return collect(*(tensors[name] for name in names))
+
+
+def bases_of(scales: Tensor) -> Tensor:
+    """Bases of rows from their scales: int32 [out_features]."""
+    return (scales[:, 0].contiguous().view(torch.int32) >> 23) - (127 - SCALE_BIAS)
+
+
+def halves_of(units: Tensor) -> Tensor:
+    """Halves of whole units, [rows, columns]."""
+    down, across, _ = units.shape
+    lanes = units.view(down, across, 4, 3, 32, 4).permute(0, 1, 2, 4, 3, 5)
+    w0, w1, w2 = lanes.reshape(down, across, 4, 8, 4, 4, 3).unbind(-1)
+    turned = (w0 >> 12 & 0xFFFFF) | (w0 << 20)
+    last = (turned & _PARTS[0]) | (w1 >> 8 & _PARTS[1]) | (w2 >> 4 & _PARTS[2])
+    four = torch.stack([w0 & _REGISTER, w1 & _REGISTER, w2 & _REGISTER, last], -1)
+    by_units = four.view(*four.shape[:-1], 2, 2)  # halves of columns, halves of rows
+    registers = by_units.permute([_TO_UNITS.index(dimension) for dimension in range(8)])
+    pairs = torch.stack((registers & 0xFFFF, registers >> 16 & 0xFFFF), -1)
+    return pairs.reshape(down * UNIT_ROWS, across * UNIT_COLS)
+
+
+def _units(halves: Tensor) -> Tensor:
+    """Units of rows of halves, whole chunks wide."""
+    halves = F.pad(halves, (0, -halves.shape[1] % UNIT_COLS, 0, -len(halves) % UNIT_ROWS))
+    down, across = len(halves) // UNIT_ROWS, halves.shape[1] // UNIT_COLS
+    pairs = halves.view(down, *_OF_ROWS[:2], across, *_OF_ROWS[2:], 2)
+    registers = (pairs[..., 0] | pairs[..., 1] << 16).permute(_TO_UNITS)
+    last = registers[..., 1, 1]
+    turned = last & _PARTS[0]
+    words = (
+        registers[..., 0, 0] | turned << 12 | (turned >> 20 & 0xFFF),
+        registers[..., 0, 1] | (last & _PARTS[1]) << 8,
+        registers[..., 1, 0] | (last & _PARTS[2]) << 4,
+    )
+    lanes = torch.stack(words, -1).reshape(down, across, 4, 32, 3, 4)
+    return lanes.permute(0, 1, 2, 4, 3, 5).reshape(down, across, UNIT_WORDS)
+
+
+def _split(bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Halves of rows of a weight's bits, the bases of rows, and which elements have no code.
+
+    The base is the smallest one whose window of 15 exponents holds the most nonzeros of its row.
+    """
+    exponents, is_zero = (bits >> 7 & 0xFF).int(), (bits & 0x7FFF) == 0
+    rows = torch.arange(len(bits), dtype=torch.int32, device=bits.device)[:, None]
+    places = rows * 257 + exponents.masked_fill(is_zero, 256)
+    counts = places.flatten().bincount(minlength=len(bits) * 257).view(-1, 257)[:, :256].cumsum(1)
+    bases = (counts[:, 15:255] - counts[:, :240]).argmax(1)
+    codes = exponents - bases[:, None].int()
+    has_code = (codes >= 1) & (codes <= 15) & ~is_zero
+    signed = (bits & -0x7F81).int() & 0x807F  # sign and fraction
+    halves = torch.where(has_code, signed | codes << 7, signed.masked_fill(~is_zero, 0))
+    return halves, bases.to(torch.uint8), ~has_code & ~is_zero
+
+
+def _halves(packed: Tensor) -> Tensor:
+    """Halves of rows of lossless, whole chunks wide."""
+    chunks = packed.view(len(packed), -1, CHUNK_BYTES)
+    signed = chunks[..., :CHUNK_COLUMNS].int()
+    codes = chunks[..., CHUNK_COLUMNS:]
+    codes = torch.cat((codes & 15, codes >> 4), -1).int()
+    return ((signed & 0x80) << 8 | codes << 7 | signed & 0x7F).flatten(1)
+
+
+def _chunks(halves: Tensor) -> Tensor:
+    """The inverse of `_halves`."""
+    halves = halves.reshape(len(halves), -1, CHUNK_COLUMNS)
+    signed = (halves >> 8 & 0x80 | halves & 0x7F).to(torch.uint8)
+    codes = (halves >> 7 & 15).to(torch.uint8)
+    lower, upper = codes.chunk(2, -1)
+    return torch.cat((signed, lower | upper << 4), -1).flatten(1)
+
+
+def _slabs(rows: int, columns: int) -> Iterator[slice]:
+    """Rows that are taken at once: whole units."""
+    step = max(SLAB_ELEMENTS // columns // UNIT_ROWS, 1) * UNIT_ROWS
+    return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
+
+
+def _unit_rows(slab: slice) -> slice:
+    """The units below each other that hold a slab of rows."""
+    return slice(slab.start // UNIT_ROWS, -(-slab.stop // UNIT_ROWS))

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the words of a unit to operand A of mma.m16n8k16: 13 instructions for a lane's eight
+// weights, exactly.
+#pragma once
+#include "common/integer.cuh"
+#include "common/mma.cuh"
+#include "common/widen.cuh"
+#include "formats/exact_units.h"
+
+namespace flashsparse::exact_units {
+
+// A lane's three words of 16 columns. The registers are weights over the scales of their rows.
+__device__ __forceinline__ void decode(uint32_t w0, uint32_t w1, uint32_t w2, uint32_t (&a)[4]) {
+  // As a bfloat16 the code is a small exponent. The product gives it its bias, and keeps zeros.
+  const auto times = [](uint32_t two) { return fma_two<BFloat16>(two, kTwoTo112, 0x80008000); };
+  uint32_t last = funnel_right(w0, w0, 12) & 0x80078007;
+  last |= w1 >> 8 & 0x00780078;
+  last |= w2 >> 4 & 0x07800780;
+  a[0] = times(w0 & kRegisterMask);
+  a[1] = times(w1 & kRegisterMask);
+  a[2] = times(w2 & kRegisterMask);
+  a[3] = times(last);
+}
+
+// The same for step 0 to 3 of the lane's 12 words of a panel.
+__device__ __forceinline__ void decode(const uint4 (&panel)[kPanelVectors], int step,
+                                       uint32_t (&a)[4]) {
+  if (step == 0) decode(panel[0].x, panel[0].y, panel[0].z, a);
+  if (step == 1) decode(panel[0].w, panel[1].x, panel[1].y, a);
+  if (step == 2) decode(panel[1].z, panel[1].w, panel[2].x, a);
+  if (step == 3) decode(panel[2].y, panel[2].z, panel[2].w, a);
+}
+
+}  // namespace flashsparse::exact_units

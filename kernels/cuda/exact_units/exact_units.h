@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of the kernels of exact_units. Pointers are device memory; nothing here synchronizes.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/exact_units/linear_arguments.h"
+#include "cuda/exact_units/linear_plan.h"
+
+namespace flashsparse::cuda {
+
+// Needs a plan whose broken_rule() is null for this product. `early`: launches with programmatic
+// dependent launch, so that the kernel may start before the preceding one, which may write x, has
+// ended; compute capability 9.0 and later.
+cudaError_t exact_units_linear(const exact_units::Arguments& arguments,
+                               const exact_units::LinearPlan& plan, bool early,
+                               cudaStream_t stream);
+
+// Unpacks units to weight[rows, cols], bfloat16, on `stream` of the current device; rows, cols >=
+// 1. Rows from a multiple of 16 on can be unpacked alone: pass their units, scales, slots and
+// offsets, and the whole list.
+cudaError_t exact_units_unpack(const uint32_t* units, const float* scales,
+                               const exact_units::Exceptions& exceptions, int64_t rows,
+                               int64_t cols, uint16_t* weight, cudaStream_t stream);
+
+}  // namespace flashsparse::cuda

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Unpacks exact_units, bit for bit: a block for each unit, a warp for each panel of 64 columns.
+// Weights are put together in shared memory, since a lane has two columns of eight, and leave it in
+// whole rows.
+#pragma once
+#include "common/device.cuh"
+#include "common/memory.cuh"
+#include "common/mma.cuh"
+#include "cuda/exact_units/decode.cuh"
+#include "cuda/exact_units/linear_arguments.h"
+#include "formats/exact_units.h"
+
+namespace flashsparse::exact_units {
+
+inline constexpr int kUnpackThreads = 32 * kPanels;
+inline constexpr int kUnpackStride = kUnitCols + 8;  // of a row in shared memory: no bank conflicts
+
+// The bits of the weight of a slot.
+__device__ __forceinline__ uint16_t unscaled(uint32_t slot, float scale) {
+  const uint16_t bits = slot_bits(slot);
+  if ((bits & 0x7f80) == 0x7f80) return bits;  // infinities and NaN
+  return from_float<BFloat16>(to_float<BFloat16>(bits) * scale);
+}
+
+// Launch with a block for each unit, and kUnpackThreads threads. Pointers are those of the first
+// row, a multiple of 16: other offsets of the list than 0 come before it.
+__global__ void __launch_bounds__(kUnpackThreads)
+    unpack_kernel(const uint32_t* units, const float* scales, const Exceptions exceptions, int rows,
+                  int64_t cols, uint16_t* weight) {
+  FS_SHARED(uint16_t, tile, kUnitRows* kUnpackStride);
+  const uint32_t across = static_cast<uint32_t>(unit_cols(cols)), unit_row = blockIdx.x / across;
+  const uint32_t unit_col = blockIdx.x - unit_row * across;
+  const int panel = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const auto* const vectors = reinterpret_cast<const uint4*>(units) +
+                              uint64_t{blockIdx.x} * (kUnitBytes / kLaneBytes) +
+                              panel * kPanelVectors * 32 + lane;
+  uint4 words[kPanelVectors];
+  FS_UNROLL
+  for (int i = 0; i < kPanelVectors; ++i) words[i] = load_streaming(vectors + i * 32);
+  uint32_t scale[2];  // of both rows, twice as a bfloat16: its exponent alone
+  FS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int row = unit_row * kUnitRows + half * 8 + lane / 4;
+    scale[half] = row < rows ? __float_as_uint(scales[row]) >> 16 : 0;
+    scale[half] |= scale[half] << 16;
+  }
+  const uint32_t place =
+      shared_address(tile) + ((lane / 4) * kUnpackStride + panel * kPanelCols + lane % 4 * 2) * 2;
+  FS_UNROLL
+  for (int step = 0; step < 4; ++step) {
+    uint32_t a[4];
+    decode(words, step, a);
+    FS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      // Exact: a power of two.
+      const uint32_t two = fma_two<BFloat16>(a[i], scale[i % 2], 0x80008000);
+      store_shared(place + (i % 2 * 8 * kUnpackStride + step * 16 + i / 2 * 8) * 2, two);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < static_cast<uint32_t>(exceptions.unit_slots)) {
+    const uint32_t slot = load_readonly(
+        exceptions.slots + uint64_t{blockIdx.x} * exceptions.unit_slots + threadIdx.x);
+    const int row = unit_row * kUnitRows + slot_row(slot);
+    if (slot != 0 && row < rows) {
+      tile[slot_row(slot) * kUnpackStride + slot_column(slot)] = unscaled(slot, scales[row]);
+    }
+  }
+  const uint32_t begin = load_readonly(exceptions.offsets + unit_row);
+  const uint32_t end = load_readonly(exceptions.offsets + unit_row + 1);
+  FS_NO_UNROLL
+  for (uint32_t i = begin + threadIdx.x; i < end; i += kUnpackThreads) {
+    const uint32_t column = load_readonly(exceptions.list + 2 * uint64_t{i});
+    const uint32_t value = load_readonly(exceptions.list + 2 * uint64_t{i} + 1);
+    if (column / kUnitCols != unit_col) continue;
+    tile[value % kUnitRows * kUnpackStride + column % kUnitCols] =
+        static_cast<uint16_t>(value >> 16);
+  }
+  __syncthreads();
+  FS_UNROLL
+  for (int i = 0; i < kUnitRows / kPanels; ++i) {  // a warp writes a whole row of the unit
+    const int line = i * kPanels + panel, row = unit_row * kUnitRows + line;
+    const int64_t col = int64_t{unit_col} * kUnitCols + lane * 8;
+    if (row >= rows || col >= cols) continue;
+    const uint4 eight =
+        load_shared<uint4>(shared_address(tile) + (line * kUnpackStride + lane * 8) * 2);
+    uint16_t* const to = weight + row * cols + col;
+    if (cols % 8 == 0) {
+      store_global(reinterpret_cast<uint4*>(to), eight);
+    } else {
+      const uint32_t two[4] = {eight.x, eight.y, eight.z, eight.w};
+      FS_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        if (col + e < cols) store_global(to + e, static_cast<uint16_t>(two[e / 2] >> e % 2 * 16));
+      }
+    }
+  }
+}
+
+}  // namespace flashsparse::exact_units
