@@ -41,6 +41,7 @@ class Lossless(UnstructuredFormat):
     ops: ClassVar[Any] = ops
     linear_op = ops.lossless_linear
     on_gpu = ExactUnits()
+    keeps_zeros = True
     rounds = False
     bucket = 0.0008  # ordinary layers have half of it, or less
 
