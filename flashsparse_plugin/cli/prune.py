@@ -146,6 +146,13 @@ def prune(
             readable=True,
         ),
     ] = None,
+    router_weighted: Annotated[
+        bool,
+        typer.Option(
+            "--router-weighted",
+            help="Of mixtures: inputs of experts count by the router's weights.",
+        ),
+    ] = False,
     samples: Samples = 128,
     length: Length = 512,
     seed: Seed = 0,
@@ -178,6 +185,7 @@ def prune(
         chosen_too |= {"--pattern": pattern, "--scope": scope, "--calibration": calibration}
         chosen_too |= {"--budget": budget, "--preset": preset}
         chosen_too["--permute"] = permute or None
+        chosen_too["--router-weighted"] = router_weighted or None
         chosen_too["--vector-length"] = None if vector_length == 1 else vector_length
         for name, value in chosen_too.items():
             if value is not None:
@@ -216,7 +224,7 @@ def prune(
     from flashsparse_plugin.checkpoint.card.model_card import write_pruned_card
     from flashsparse_plugin.checkpoint.card.record import Calibration, Pruning
     from flashsparse_plugin.checkpoint.convert.advice import notes_on_pruning
-    from flashsparse_plugin.checkpoint.prune.pruned import write_pruned
+    from flashsparse_plugin.checkpoint.prune.pruned import unwritable_experts, write_pruned
     from flashsparse_plugin.checkpoint.read.linears import StoredModel
     from flashsparse_plugin.checkpoint.write.room import require_room
 
@@ -236,6 +244,7 @@ def prune(
                 load_tokenizer(source), text, samples, length, seed
             )
     dense = [*(ignore if ignore is not None else [LM_HEAD]), *stored.unfit()]
+    dense += unwritable_experts(stored)
     if preset is not None:
         dense += pruning.dense_layers(preset.value, loaded)
         if sparsity is None and rule is None:
@@ -256,11 +265,12 @@ def prune(
             progress=err.is_terminal,
             allocation=allocate.value,
             permute=permute,
+            router_weighted=router_weighted,
         )
     with err.status(f"Writing {destination}"):
         chosen = None if dtype is Dtype.auto else loaded.dtype
         layers = [layer.name for layer in report.layers]
-        notes = [*notes_on_pruning(stored)]
+        notes = [*notes_on_pruning(stored, set(layers)), *report.notes]
         windows_of = calibration and Calibration.of(calibration, samples, length, seed)
         shown = pattern and f"{pattern}{f' in vectors of {vector_length}' * (vector_length > 1)}"
         if permute:
@@ -326,7 +336,7 @@ def _show(report: PruneReport) -> None:
 
     kinds: dict[str, list[Any]] = {}
     for layer in report.layers:
-        kinds.setdefault(layer.name.rpartition(".")[2], []).append(layer)
+        kinds.setdefault(layer.kind, []).append(layer)
     # Of a layer with a few more zeros than another, as a rule that rounds leaves it.
     spread = max(x.sparsity for x in report.layers) - min(x.sparsity for x in report.layers)
     titles = ["least", "most"] if spread >= 0.001 else []
