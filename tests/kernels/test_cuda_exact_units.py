@@ -48,7 +48,8 @@ def planned(number: int, shape: int, warps: tuple[int, int], blocks: int) -> Cas
     """A launch of a compiled shape, over ends of rows, columns and tokens that fit nothing."""
     tokens, row_units, _ = SHAPES[shape]
     stages = 3 if tokens == 8 else 2
-    if warps[0] * warps[1] * row_units * stages > 16:
+    of_x = 2 * warps[1] * tokens * 512
+    if of_x + warps[0] * warps[1] * row_units * stages * 6400 > 200 << 10:
         warps = (1, 1)
     plan = Plan(shape, *warps, stages, 2, blocks)
     rows = 16 * row_units * warps[0] * 2 - 5

@@ -12,7 +12,7 @@ from planned import PLANNED_FOR, launch
 from flashsparse_plugin.ops.plan import Product, candidates, plan
 
 NUMBERS = re.compile(r"\d( \d+){5}")
-KERNEL = "exact_units.sparse"
+KERNEL = "exact_units.few"
 
 
 @settings(max_examples=40)
