@@ -68,6 +68,18 @@ def serving(model: Path, log: Path, options: Sequence[str]) -> Iterator[Server]:
                 continue
 
 
+@contextmanager
+def held(servers: Sequence[Server]) -> Iterator[None]:
+    """Stops the processes of some servers while the block runs: an idle engine polls, too."""
+    try:
+        for server in servers:
+            os.killpg(server.group, signal.SIGSTOP)
+        yield
+    finally:
+        for server in servers:
+            os.killpg(server.group, signal.SIGCONT)
+
+
 def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:

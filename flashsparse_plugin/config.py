@@ -108,8 +108,8 @@ class FlashSparseConfig(BaseModel):
         dequantize: Unpack while loading and run dense. Not written to disk.
         batch: Sequences decoded at once, for which "auto" chooses. Not written to disk.
         experts: Whether the experts of a mixture run packed or are unpacked while they load: "auto"
-            runs them packed on a CPU, and dense on a GPU, whose kernels for experts are not timed
-            yet; "packed" and "dense" do so everywhere. Not written to disk.
+            runs them packed on a CPU, and on a GPU where a grouped kernel multiplies them (2:4; see
+            docs/kernels-experts.md); "packed" and "dense" do so everywhere. Not written to disk.
 
     Keys of later versions are kept and warned of. A later `format_version`, and an option or dtype
     that a format does not know, are refused, for a layer too.
@@ -217,9 +217,13 @@ class FlashSparseConfig(BaseModel):
             PATTERN.keys() & self.options
         )
 
-    def experts_stay_dense(self, device_type: str) -> bool:
-        """Whether experts run dense on a kind of device, whatever the checkpoint holds."""
-        return self.experts == "dense" or (self.experts == "auto" and device_type != "cpu")
+    def experts_stay_dense(self, has_kernel: bool) -> bool:
+        """Whether experts run dense, whatever the checkpoint holds.
+
+        Args:
+            has_kernel: Whether packed ones would run by kernels for them (`experts.why_dense`).
+        """
+        return self.experts == "dense" or (self.experts == "auto" and not has_kernel)
 
     def require_pattern(self) -> None:
         """Raises FormatError where the format needs a pattern and none is named.

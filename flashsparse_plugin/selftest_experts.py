@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from .experts import ExpertStack, multiply
 from .formats import find_form
-from .formats.pattern.sparse_24.experts import alternate
 from .ops import ops
 from .packed import Scheme
 
@@ -45,17 +44,20 @@ def layer(op: str, device: str) -> float:
     gate, up = (_weights(scheme, _INNER, _HIDDEN, generator) for _ in range(2))
     down = _weights(scheme, _HIDDEN, _INNER, generator)
     on = [tensor.to(device) for tensor in (x, _IDS, weights)]
+    both = torch.cat([gate, up], 1)
+    stacks = [
+        ExpertStack.of([scheme.format.pack(each, scheme) for each in own]) for own in (both, down)
+    ]
     if op == "experts":
-        both = torch.cat([gate, up], 1)
-        stacks = [
-            ExpertStack.of([scheme.format.pack(each, scheme) for each in own]).prepare(device)
-            for own in (both, down)
-        ]
-        y = multiply(on[0], on[1], on[2], stacks[0], stacks[1], "silu")
+        w13, w2 = (each.prepare(device, sides) for each, sides in zip(stacks, (2, 1), strict=True))
+        y = multiply(on[0], on[1], on[2], w13, w2, "silu")
     else:
-        units = [_units(each).to(device) for each in (gate, up, down)]
-        w13 = alternate(units[0], units[1])
-        y = ops.sparse_24_experts(*on, w13, None, units[2], None, _INNER, _DTYPE)
+        form = find_form("sparse_24").scheme(_DTYPE, {"n": 2, "m": 4})
+        units = [
+            each.grouped(form, sides, device).tensors["units"].unflatten(0, (_EXPERTS, -1))
+            for each, sides in zip(stacks, (2, 1), strict=True)
+        ]
+        y = ops.sparse_24_experts(*on, units[0], None, units[1], None, _INNER, _DTYPE)
     exact = torch.zeros(x.shape, dtype=torch.float64)
     for token, row in enumerate(_IDS.tolist()):
         for slot, expert in enumerate(row):
@@ -74,10 +76,3 @@ def _weights(scheme: Scheme, rows: int, columns: int, generator: torch.Generator
     """Of all experts, with the zeros that the scheme wants."""
     each = torch.randn(_EXPERTS, rows, columns, generator=generator).to(_DTYPE)
     return torch.stack([scheme.format.conform(weight, scheme) for weight in each])
-
-
-def _units(weights: Tensor) -> Tensor:
-    """Each expert as sparse_24 holds it on a GPU: [experts, rows, columns, words] of units."""
-    form = find_form("sparse_24")
-    scheme = form.scheme(_DTYPE, {"n": 2, "m": 4})
-    return torch.stack([form.pack(each.contiguous(), scheme).tensors["units"] for each in weights])

@@ -12,8 +12,8 @@ from typing import Any
 from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 AUTO = "auto"  # in the place of a format: what should be fastest for each layer
-COMPARISONS = ("weights", "codes", "patterns", "fewer", "attention")
-FOLLOWING = ("patterns", "fewer")  # with weights that follow patterns
+COMPARISONS = ("weights", "codes", "patterns", "step", "fewer", "attention")
+FOLLOWING = ("patterns", "step", "fewer")  # with weights that follow patterns
 # Of tiled_bitmap: zeros anywhere.
 CODES = {
     "tiled_bitmap": {},
@@ -21,11 +21,18 @@ CODES = {
     "int8-int8": {"values": "int8", "activations": "int8"},
 }
 TWO_OF_FOUR_FP8 = PatternOptions(n=2, m=4, values="fp8_e4m3")
+TWO_OF_FOUR_INT4 = PatternOptions(n=2, m=4, values="int4", group=128)
+# What stands around the products: settings of the plugin, and how tables call them.
+AROUND: dict[str, Mapping[str, str]] = {
+    "": {},
+    ", early": {"decode_kernels": "early"},
+    ", early, head": {"decode_kernels": "early", "head": "int8"},
+}
 PATTERNS = (
     PatternOptions(n=2, m=4),
     PatternOptions(n=8, m=32, vector_length=32),
     TWO_OF_FOUR_FP8,
-    PatternOptions(n=2, m=4, values="int4", group=128),
+    TWO_OF_FOUR_INT4,
     PatternOptions(n=8, m=32, vector_length=32, values="int8"),
 )
 
@@ -105,6 +112,17 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
             Method("fp8", "fp8 on 1", fp8, exact=False),
             Method("2of4-fp8_e4m3", "2:4 fp8 on 1", packed, settings, exact=False),
         ]
+    if arguments.compare == "step":
+        fp8 = dense | {"quantization": "fp8"}
+        methods = [Method("none", "dense", dense), Method("fp8", "fp8", fp8, exact=False)]
+        for options in (TWO_OF_FOUR_FP8, TWO_OF_FOUR_INT4):
+            for around, settings in AROUND.items():
+                label = options.title + around
+                name = f"2of4-{options.values}" + around.replace(", ", "-")
+                own = {"options": options.model_dump(), **settings}
+                packed = {"sparse_method": "nm_vector"}
+                methods.append(Method(name, label, packed, own, exact=False))
+        return methods
     if arguments.compare == "patterns":
         methods = [
             Method("none", "dense", dense, gpus=arguments.gpus),

@@ -6,8 +6,8 @@
 First each value type is held against a loop over experts in float64, with uniform and with skewed
 (zipf) routing, and the replay of a CUDA graph under other routings against eager calls. Nothing is
 timed while a result is wrong. Then whole layers over cold weights, and of ours the products alone:
-median times, by turns with vLLM's bf16, fp8 and Marlin int4 where vLLM is installed, else torch's
-grouped product. Weights of rivals are random.
+median times, by turns with torch's grouped product and, where vLLM is installed, its bf16, fp8 and
+Marlin int4. Weights of rivals are random.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class Experts:
 
     def __init__(self, model: Model, kind: str, dtype: torch.dtype, device: torch.device):
         self.model, self.kind, self.dtype = model, kind, dtype
+        self.values, group = KINDS[kind]
+        self.group = group or 0
         distinct = min(DISTINCT, model.experts)
         self._number = torch.arange(model.experts, device=device) % distinct
         rows, hidden = _padded(model.intermediate), _padded(model.hidden)
@@ -93,8 +95,8 @@ class Experts:
         self.nbytes = sum(each.nbytes for each in self.tensors if each is not None)
 
     def _pack(self, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, Any, Tensor]:
-        values, group = KINDS[self.kind]
-        options = PatternOptions(n=2, m=4, values=values, group=group)
+        group = self.group or None
+        options = PatternOptions(n=2, m=4, values=self.values, group=group)
         weight = random_weight(shape, 1.0, self.dtype, device)
         weight = PatternOptions(n=2, m=4).keep_largest(weight).contiguous()
         if device.type == "cuda":
@@ -108,10 +110,9 @@ class Experts:
         return units, scale, packed.unpack()
 
     def multiply(self, x: Tensor, ids: Tensor, weights: Tensor, tensors: Any = None) -> Tensor:
-        values, group = KINDS[self.kind]
         return ops.sparse_24_experts(
             x, ids, weights, *(tensors or self.tensors), self.model.intermediate, self.dtype,
-            values, group or 0,
+            self.values, self.group,
         )  # fmt: skip
 
     def exact(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -233,20 +234,13 @@ class Measured:
 def rivals(model: Model, x: Tensor, weights: Tensor, routings: list[Tensor], cold: int) -> Calls:
     """Whole layers of other libraries over cold weights, by name."""
     found: Calls = {}
-    for make in (_vllm_bf16, _vllm_fp8, _vllm_marlin):
+    for make in (_vllm_bf16, _vllm_fp8, _vllm_marlin, _torch_grouped):
         try:
             call = make(model, x, weights, itertools.cycle(routings), cold)
             call()
             found[make.__name__.strip("_").replace("_", " ")] = call
         except Exception as error:  # another release, or a size that it refuses
             print(f"{make.__name__.strip('_')} is left out: {type(error).__name__}: {error}"[:200])
-    if not found and hasattr(F, "grouped_mm"):
-        try:
-            call = _torch_grouped(model, x, weights, itertools.cycle(routings), cold)
-            call()
-            found["torch grouped_mm"] = call
-        except Exception as error:
-            print(f"torch grouped_mm is left out: {type(error).__name__}: {error}"[:200])
     return found
 
 

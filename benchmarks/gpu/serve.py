@@ -4,7 +4,7 @@
     python benchmarks/gpu/serve.py [--model llama-3-8b] [--format NAME ...]
     python benchmarks/gpu/serve.py --model opt-66b --gpus 2 --dummy
     python benchmarks/gpu/serve.py --model llama-3-70b --gpus 2 --dummy --compare fewer
-    python benchmarks/gpu/serve.py --compare codes | patterns | attention
+    python benchmarks/gpu/serve.py --compare codes | patterns | step | attention
 
 Makes a checkpoint of random weights with 80% zeros (--sparsity), starts `vllm serve` on it, dense
 and packed while loading, with CUDA graphs, and sends each server three kinds of traffic
@@ -26,13 +26,14 @@ and compares no tokens. --compare codes runs zeros anywhere in 16 bits, int8, an
 sides, beside vLLM's fp8; fewer runs dense weights on --gpus beside vLLM's fp8 and 2:4 with
 fp8 values, on one GPU each; patterns runs weights that follow 2:4 and 8:32 with vectors of 32 rows
 (75% zeros), in 16 bits and in 8 and 4, beside dense ones in 16 bits and in vLLM's fp8; tokens are
-compared for 16 bits. attention runs dense weights with vLLM's attention and with ours (--prompt
-makes contexts longer).
+compared for 16 bits. step runs 2:4 with fp8 and int4 values as vLLM's step has them, with our
+kernels between products ("early"), and with the output head in 8 bits, too; beside dense and fp8.
+attention runs dense weights with vLLM's attention and with ours (--prompt makes contexts longer).
 
 Results are saved after each step; --limit ends the program after so many seconds, --only picks some
 of what is compared. --together starts all servers at once, which takes as long as one, and measures
-one after the other: they share the GPU's memory. Without a GPU, `--model tiny` shows that the
-program works.
+one after the other while the others are held (SIGSTOP): they share the GPU's memory. Without a GPU,
+`--model tiny` shows that the program works.
 """
 
 from __future__ import annotations
@@ -146,9 +147,13 @@ def at_once(
 
 
 @contextmanager
-def started(server: Future[_server.Server]) -> Iterator[_server.Server]:
-    """A server that has started; raises why one has not."""
-    yield server.result()
+def started(
+    server: Future[_server.Server], all_servers: Sequence[Future[_server.Server]]
+) -> Iterator[_server.Server]:
+    """A server that has started, while all others are held; raises why it has not."""
+    others = [each for each in all_servers if each is not server and each.exception() is None]
+    with _server.held([each.result() for each in others]):
+        yield server.result()
 
 
 def run(
@@ -303,7 +308,8 @@ def main() -> int:
         with ExitStack() as stack:
             if arguments.together:
                 futures = stack.enter_context(at_once(list(servers.values())))
-                servers = dict(zip(methods, map(started, futures), strict=True))
+                turns = [started(each, futures) for each in futures]
+                servers = dict(zip(methods, turns, strict=True))
             for done, method in enumerate(methods.values()):
 
                 def share(others: int = len(methods) - done) -> float | None:

@@ -61,8 +61,7 @@ SWEPT: dict[str, tuple[Sequence[str], Sequence[int]]] = {
     "dense.gemv": ((DENSE,), (1, 2, 4, 8)),
     "dense.flat_gemm": ((DENSE,), (8, 16, 32, 64)),
     "tiled_csl.sparse": (CSL, (1, 8, 16, 32, 64, 128)),
-    "tiled_bitmap.few": (BITMAPS, (1, 8, 16, 32)),
-    "tiled_bitmap.codes": (("50% int8", "50% W8A8"), (1, 8, 16, 32, 64)),
+    "tiled_bitmap.few": ((*BITMAPS, "50% int8", "50% W8A8"), (1, 8, 16, 32, 64)),
     "tiled_bitmap.many": (BITMAPS, (33, 64, 128, 256)),
     "sparse_24.few": (TWO_FOUR, (1, 8, 16, 32)),
     "sparse_24.many": ((*TWO_FOUR, "2:4 fp8 W8A8"), (8, 16, 32, 64, 128, 256)),
@@ -110,8 +109,11 @@ class Weight:
 
         Raises:
             ValueError: Where kernels of another form multiply the weight.
+            RuntimeError: Where rows of a dense weight do not begin on 16 bytes.
         """
         if self._packed is None:
+            if point.layer.shape[1] * self.dtype.itemsize % 16:
+                raise RuntimeError("its kernels read rows of 16 bytes")
             return Product(point.layer.shape, point.tokens)
         form, scheme = self._packed.format, self._packed.scheme
         if form.planner != point.kernel.split(".")[0]:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experts of a mixture, packed: one tall weight a projection, one op a layer."""
 
+from .activations import ACTIVATIONS
+from .grouped import why_dense
 from .layer import PackedStack, SparseExperts
-from .op import ACTIVATIONS, multiply
+from .op import multiply
 from .stack import ExpertStack
 
-__all__ = ["ACTIVATIONS", "ExpertStack", "PackedStack", "SparseExperts", "multiply"]
+__all__ = ["ACTIVATIONS", "ExpertStack", "PackedStack", "SparseExperts", "multiply", "why_dense"]

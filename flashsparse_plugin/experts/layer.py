@@ -9,13 +9,14 @@ with a forward of ours. All else stays the model's: its activation, its gate, it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..data_parallel import ignore_packed_tensors
-from ..packed import FormatError, PackedWeight
+from ..packed import FormatError, PackedWeight, Scheme
 from .op import loop, multiply
 from .stack import ExpertStack
 
@@ -34,6 +35,12 @@ GATED = "_default_apply_gate"
 """transformers' own gate: the activation of the first half, times the second."""
 
 
+def activation_of(module: Any) -> str | None:
+    """The activation that a model's module of experts applies, by name; None: one of its own."""
+    plain = not module.has_gate or type(module)._apply_gate.__name__ == GATED
+    return _ACTIVATIONS.get(type(module.act_fn).__name__) if plain else None
+
+
 class PackedStack(nn.Module):
     """The packed weights of all experts of one projection, or of two that are one parameter.
 
@@ -47,19 +54,29 @@ class PackedStack(nn.Module):
 
     Attributes:
         scheme: The scheme of the storage form.
-        held: The scheme of the tensors as they are now.
     """
 
     def __init__(self, stack: ExpertStack, projections: Sequence[str]):
         super().__init__()
         self.scheme, self.projections = stack.scheme, tuple(projections)
-        self._hold(stack.prepare(stack.device))
+        self._hold(stack.prepare(stack.device, len(self.projections)))
+
+    @property
+    def held(self) -> Scheme:
+        """The scheme of the tensors as they are now."""
+        return self._stack.scheme
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features) of an expert, of all its projections."""
+        return self._stack.shape
 
     @property
     def stack(self) -> ExpertStack:
         """The weights in the form in which they are held now."""
         tensors = {name: self._parameters[name] for name in self._names}
-        return ExpertStack(self.held, self.shape, tensors, self._bounds, self._written)  # type: ignore[arg-type]
+        own = self._stack
+        return ExpertStack(own.scheme, own.shape, tensors, own.bounds, own.sides, own.written)  # type: ignore[arg-type]
 
     def storage(self) -> Iterator[tuple[str, PackedWeight]]:
         """Each projection of each expert in its storage form, by names such as "7.gate_proj"."""
@@ -79,8 +96,7 @@ class PackedStack(nn.Module):
 
     def _hold(self, stack: ExpertStack) -> None:
         self._parameters.clear()
-        self.held, self.shape, self._bounds = stack.scheme, stack.shape, stack.bounds
-        self._names, self._written = tuple(stack.tensors), stack.written
+        self._stack, self._names = replace(stack, tensors={}), tuple(stack.tensors)
         for name, tensor in stack.tensors.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
@@ -90,7 +106,8 @@ class PackedStack(nn.Module):
         if after.type == "meta":
             raise FormatError("packed experts cannot be moved to the meta device")
         if after != self.stack.device:
-            self._hold(self.stack.transcode(self.scheme).prepare(after))
+            sides = len(self.projections)
+            self._hold(self.stack.transcode(self.scheme).prepare(after, sides))
         return self
 
     def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -114,7 +131,7 @@ class PackedStack(nn.Module):
                 found = {key: tensors[each] for key, each in keys.items() if each in tensors}
                 own.append(PackedWeight(self.scheme, shape, found).validate(f"{where}.{name}"))
             parts.append(format.join(own))
-        self._hold(ExpertStack.of(parts).prepare(self.stack.device))
+        self._hold(ExpertStack.of(parts).prepare(self.stack.device, len(self.projections)))
 
     # The module above shows and takes experts, whose names begin with its own.
 
@@ -138,14 +155,12 @@ class SparseExperts(nn.Module):
             biases = (own, self.down_proj_bias)
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         ids, weights = (each.reshape(len(x), -1) for each in (top_k_index, top_k_weights))
-        name = _ACTIVATIONS.get(type(self.act_fn).__name__)
-        plain = not self.has_gate or type(self)._apply_gate.__name__ == GATED
-        if name is not None and plain and not (torch.is_grad_enabled() and x.requires_grad):
-            y = multiply(x, ids, weights, up.stack, self.down_proj.stack, name, *biases)
+        name, stacks = activation_of(self), (up.stack, self.down_proj.stack)
+        if name is not None and not (torch.is_grad_enabled() and x.requires_grad):
+            y = multiply(x, ids, weights, *stacks, name, *biases)
         else:  # autograd sees each product, which has a gradient of its own
-            gated = self._apply_gate if self.has_gate else self.act_fn
-            stacks = (up.stack, self.down_proj.stack)
-            y = loop(x, ids, weights, *stacks, self.act_fn, *biases, gated=gated)
+            act = self._apply_gate if self.has_gate else self.act_fn
+            y = loop(x, ids, weights, *stacks, act, *biases)
         return y.view(hidden_states.shape)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):

@@ -1,35 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flashsparse::experts`: a whole layer of packed experts as one op.
 
-It loops over the experts that have tokens, by the kernels of their format. On a GPU that is a
-launch for each projection of each expert, and slower than dense experts: they run so only where a
-user asks for it (`FlashSparseConfig.experts`).
+On a GPU a grouped kernel multiplies it where the format has one (`grouped`). Else, and on a CPU, it
+loops over the experts that have tokens, by the kernels of their format.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import os
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..formats import find_form
 from ..formats.values.dtypes import parse_dtype
-from ..packed import PackedWeight, Scheme
+from ..packed import Routed, Scheme
+from . import grouped
+from .activations import NAMES, SWIGLUOAI, between
 from .stack import ExpertStack
 
-ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
-}
-"""What an expert may apply to its gate."""
+logger = logging.getLogger(__name__)
 
 
 def multiply(
@@ -42,8 +36,15 @@ def multiply(
     w13_bias: Tensor | None = None,
     w2_bias: Tensor | None = None,
     expert_map: Tensor | None = None,
+    limit: float = 0.0,
+    alpha: float = 1.702,
+    weights_on_input: bool = False,
 ) -> Tensor:
     """The output of a layer of experts: for each token the weighted sum of those it is routed to.
+
+    On CUDA a layer that is prepared for a grouped kernel (`ExpertStack.prepare`) runs by it, and a
+    CUDA graph holds any routing. What the kernel does not compute runs an expert after the other,
+    which a log line says once; FLASHSPARSE_STRICT=1 makes it an error.
 
     Args:
         x: Activations [tokens, hidden].
@@ -53,13 +54,21 @@ def multiply(
         w13: Gate and up projection, the rows of gate first; as many rows as `w2` has columns where
             the experts have no gate.
         w2: Down projection.
-        activation: One of `ACTIVATIONS`, of the gate.
+        activation: One of `activations.NAMES`, of the gate.
         w13_bias: Optional [experts, rows].
         w2_bias: Optional [experts, hidden].
         expert_map: int [all experts], the place of each in `w13`; -1 for one that is not there.
+        limit: Above 0: bounds the gate from above, and up on both sides.
+        alpha: Of "swigluoai", gate * sigmoid(alpha * gate) * (up + 1).
+        weights_on_input: Whether `topk_weights` multiply the product of w13, before its bias, and
+            not that of w2 (Llama 4).
 
     Returns:
         [tokens, hidden] in the dtype of x; summed in float32.
+
+    Raises:
+        RuntimeError: For arguments that do not fit together; with FLASHSPARSE_STRICT=1 for a layer
+            that has no grouped kernel on its GPU.
     """
     return torch.ops.flashsparse.experts(
         x,
@@ -75,21 +84,25 @@ def multiply(
         w13_bias,
         w2_bias,
         expert_map,
+        limit,
+        alpha,
+        weights_on_input,
     )
 
 
 @lru_cache(maxsize=1024)
-def _read(text: str) -> tuple[Scheme, tuple[int, int], tuple[str, ...]]:
-    """The scheme, the shape and the names of the tensors that `ExpertStack.written` is of."""
-    name, dtype, options, (rows, columns) = json.loads(text)
+def _read(text: str) -> tuple[Scheme, tuple[int, int], tuple[str, ...], int]:
+    """Scheme, shape, names of the tensors and sides that `ExpertStack.written` is of."""
+    name, dtype, options, (rows, columns), sides = json.loads(text)
     format = find_form(name)
     scheme = format.scheme(parse_dtype(dtype, format.dtypes), options)
-    return scheme, (rows, columns), tuple(scheme.format.tensors(scheme, (rows, columns)))
+    return scheme, (rows, columns), tuple(format.tensors(scheme, (rows, columns))), sides
 
 
 def _stack(text: str, tensors: Sequence[Tensor], bounds: Tensor) -> ExpertStack:
-    scheme, shape, names = _read(text)
-    return ExpertStack(scheme, shape, dict(zip(names, tensors, strict=True)), bounds, text)
+    scheme, shape, names, sides = _read(text)
+    held = dict(zip(names, tensors, strict=True))
+    return ExpertStack(scheme, shape, held, bounds, sides, text)
 
 
 @torch.library.custom_op("flashsparse::experts", mutates_args=())
@@ -107,18 +120,47 @@ def _experts(
     w13_bias: Tensor | None,
     w2_bias: Tensor | None,
     expert_map: Tensor | None,
+    limit: float,
+    alpha: float,
+    weights_on_input: bool,
 ) -> Tensor:
     up = _stack(w13_scheme, w13, w13_bounds)
     down = _stack(w2_scheme, w2, w2_bounds)
     _require(x, topk_ids, topk_weights, up, down, activation)
-    return loop(
-        x, topk_ids, topk_weights, up, down, ACTIVATIONS[activation], w13_bias, w2_bias, expert_map
+    batch = Routed(
+        *(x, topk_ids, topk_weights, activation, limit, alpha),
+        *(w13_bias, w2_bias, expert_map, weights_on_input),
+    )
+    why = grouped.why_not(batch, up, down)
+    if why is None:
+        return grouped.multiply(batch, up, down)
+    if x.is_cuda:
+        _fall_back(why)
+    one_by_one = _masked if x.is_cuda and torch.cuda.is_current_stream_capturing() else loop
+    act = partial(between, inner=down.shape[1], name=activation, limit=limit, alpha=alpha)
+    biases = (w13_bias, w2_bias)
+    return one_by_one(
+        x, topk_ids, topk_weights, up, down, act, *biases, expert_map, weights_on_input
     )
 
 
 @_experts.register_fake
 def _(x, topk_ids, topk_weights, w13, w13_bounds, w13_scheme, w2, w2_bounds, w2_scheme, *rest):
     return x.new_empty(x.shape)
+
+
+def _fall_back(why: str) -> None:
+    if os.environ.get("FLASHSPARSE_STRICT") == "1":
+        raise RuntimeError(
+            f"packed experts have no grouped kernel here: {why}. FLASHSPARSE_STRICT=1 makes this "
+            'an error. Remedy: experts="dense" unpacks them while they load'
+        )
+    _say_once(why)
+
+
+@lru_cache(maxsize=64)
+def _say_once(why: str) -> None:
+    logger.warning("packed experts run one after the other on the GPU, slower than dense: %s", why)
 
 
 def _require(
@@ -141,8 +183,10 @@ def _require(
             f"topk_ids {list(ids.shape)} and topk_weights {list(weights.shape)} must be "
             f"[{len(x)}, k] both"
         )
-    if activation not in ACTIVATIONS:
-        raise RuntimeError(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
+    if activation not in NAMES:
+        raise RuntimeError(f"activation {activation!r} is not one of {', '.join(NAMES)}")
+    if activation == SWIGLUOAI and up.shape[0] == inner:
+        raise RuntimeError(f"activation {activation!r} is of gate and up, and there is no gate")
 
 
 def loop(
@@ -155,39 +199,69 @@ def loop(
     w13_bias: Tensor | None = None,
     w2_bias: Tensor | None = None,
     expert_map: Tensor | None = None,
-    gated: Callable[[Tensor], Tensor] | None = None,
+    weights_on_input: bool = False,
 ) -> Tensor:
     """`multiply` without an op: an expert after the other, each on the rows of its tokens.
 
     Args:
-        gated: What comes between the projections; None: `act` of the gate, times up.
+        act: What comes between the projections, of gate and up side by side.
     """
-    ids = topk_ids if expert_map is None else expert_map[topk_ids.long()]
-    order = ids.flatten().argsort(stable=True)
-    counts = ids.flatten()[order]
-    present, sizes = counts.unique_consecutive(return_counts=True)
+    ids = grouped.local_ids(topk_ids, expert_map, w13.experts).flatten()
+    order = ids.argsort(stable=True)
+    present, sizes = ids[order].unique_consecutive(return_counts=True)
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    if gated is None:
-        gated = partial(_gated, act=act, inner=w2.shape[1])
     slots = order.split(sizes.tolist())
     for expert, own in zip(present.tolist(), slots, strict=True):
-        if not 0 <= expert < w13.experts:
+        if expert == w13.experts:  # of another process
             continue
-        token = own // ids.shape[1]
-        inner = gated(_linear(w13.expert(expert), x[token], w13_bias, expert))
-        out = _linear(w2.expert(expert), inner, w2_bias, expert)
-        weight = topk_weights.flatten()[own, None]
-        y = y.index_add(0, token, out.float() * weight.float())
+        token = own // topk_ids.shape[1]
+        weight = topk_weights.flatten()[own, None].float()
+        out = _one(x[token], weight, expert, w13, w2, act, w13_bias, w2_bias, weights_on_input)
+        y = y.index_add(0, token, out)
     return y.to(x.dtype)
 
 
-def _gated(x: Tensor, act: Callable[[Tensor], Tensor], inner: int) -> Tensor:
-    if x.shape[-1] == inner:
-        return act(x)
-    gate, up = x.chunk(2, -1)
-    return act(gate) * up
+def _masked(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: ExpertStack,
+    w2: ExpertStack,
+    act: Callable[[Tensor], Tensor],
+    w13_bias: Tensor | None = None,
+    w2_bias: Tensor | None = None,
+    expert_map: Tensor | None = None,
+    weights_on_input: bool = False,
+) -> Tensor:
+    """`loop` for a CUDA graph, which has to hold any routing: each expert on all tokens."""
+    ids = grouped.local_ids(topk_ids, expert_map, w13.experts)
+    y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in range(w13.experts):
+        for j in range(ids.shape[1] if weights_on_input else 1):
+            here = ids[:, j : j + 1] == expert if weights_on_input else ids == expert
+            own = topk_weights[:, j : j + 1] if weights_on_input else topk_weights
+            weight = (own.float() * here).sum(1, keepdim=True)
+            out = _one(x, weight, expert, w13, w2, act, w13_bias, w2_bias, weights_on_input)
+            y = torch.where(here.any(1, keepdim=True), y + out, y)
+    return y.to(x.dtype)
 
 
-def _linear(weight: PackedWeight, x: Tensor, bias: Tensor | None, expert: int) -> Tensor:
-    own = None if bias is None else bias[expert]
-    return weight.linear(x.contiguous(), own)
+def _one(
+    x: Tensor,
+    weight: Tensor,
+    expert: int,
+    w13: ExpertStack,
+    w2: ExpertStack,
+    act: Callable[[Tensor], Tensor],
+    w13_bias: Tensor | None,
+    w2_bias: Tensor | None,
+    weights_on_input: bool,
+) -> Tensor:
+    """What one expert adds to its tokens, float32 [tokens, hidden]; weight is [tokens, 1]."""
+    first, last = (None if bias is None else bias[expert] for bias in (w13_bias, w2_bias))
+    if not weights_on_input:
+        h = act(w13.linear(expert, x, first)).contiguous()
+        return w2.linear(expert, h, last).float() * weight
+    both = w13.linear(expert, x).float() * weight
+    both = both if first is None else both + first.float()
+    return w2.linear(expert, act(both).to(x.dtype).contiguous(), last).float()

@@ -6,6 +6,7 @@ Ground floor: it knows no format by name, `formats/` brings them.
 
 from ..rules import FormatError, TensorSpec, dtype_name, rules
 from .exact import reason_of_exceptions
+from .experts import Routed
 from .format import Format, PackedWeight, Reference, Scheme
 from .options import Options, Quantized
 
@@ -16,6 +17,7 @@ __all__ = [
     "PackedWeight",
     "Quantized",
     "Reference",
+    "Routed",
     "Scheme",
     "TensorSpec",
     "dtype_name",

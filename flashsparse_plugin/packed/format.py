@@ -27,6 +27,7 @@ from ..rules import (
     rules,
 )
 from .exact import Exceptions
+from .experts import GroupedExperts
 from .implementations import Implementations
 from .options import Options, Quantized
 from .parts import Parts
@@ -233,6 +234,7 @@ class Format(
     QuantizedValues[Scheme, PackedWeight],
     Exceptions[Scheme],
     Parts[PackedWeight],
+    GroupedExperts[Scheme],
     ABC,
 ):
     """How a weight is laid out, and the ops that read that layout.

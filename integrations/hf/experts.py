@@ -24,8 +24,13 @@ from flashsparse_plugin.checkpoint.files.headers import TensorInfo
 from flashsparse_plugin.checkpoint.read.experts import Stack
 from flashsparse_plugin.checkpoint.read.stored import Checkpoint
 from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.experts import ExpertStack, PackedStack
-from flashsparse_plugin.experts.layer import pack_module, sparse_experts, stacks_in
+from flashsparse_plugin.experts import ExpertStack, PackedStack, why_dense
+from flashsparse_plugin.experts.layer import (
+    activation_of,
+    pack_module,
+    sparse_experts,
+    stacks_in,
+)
 from flashsparse_plugin.formats.values.dtypes import fitted
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.messages import one_line
@@ -40,8 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DENSE_ON_GPU = (
-    "flashsparse: experts stay dense on %s: their kernels for GPUs are not timed yet, and without "
-    'them each expert is a launch. FlashSparseConfig(experts="packed") packs them all the same'
+    "flashsparse: experts stay dense on %s: %s, and one launch for each expert is slower than "
+    'dense. FlashSparseConfig(experts="packed") packs them all the same'
 )
 
 
@@ -93,7 +98,10 @@ class PackedOnDisk:
             ValueError: For experts that a device map would offload.
         """
         found: dict[str, dict[str, PackedStack]] = {}
-        told = False
+        told: set[str] = set()
+        schemes = {
+            stack: next(iter(headers.values())).scheme for stack, headers in self.stacks.items()
+        }
         for stack, headers in self.stacks.items():
             if is_offloaded(dict(device_map) if device_map else None, stack.parameter):
                 raise ValueError(
@@ -103,12 +111,13 @@ class PackedOnDisk:
             device = torch.device(_device_of(model, device_map, stack.parameter))
             experts = self._read(stack, headers)
             module = model.get_submodule(stack.module)
-            if config.dequantize or config.experts_stay_dense(device.type):
+            why = _why_dense(module, schemes, stack, device, dtype)
+            if config.dequantize or config.experts_stay_dense(why is None):
                 weight = experts.unpack().to(device=device, dtype=dtype)
                 module.register_parameter(stack.own, nn.Parameter(weight, requires_grad=False))
-                if not config.dequantize and not told:
-                    logger.warning(DENSE_ON_GPU, device)
-                    told = True
+                if config.experts == "auto" and not config.dequantize and why not in told:
+                    logger.warning(DENSE_ON_GPU, device, why)
+                    told.add(str(why))
                 continue
             own = found.setdefault(stack.module, {})
             own[stack.own] = PackedStack(
@@ -150,11 +159,20 @@ class PackingExperts:
 
     def choose(
         self,
+        model: PreTrainedModel,
         stacks: Iterable[Stack],
         device_map: Mapping[str, Any] | None,
+        dtype: torch.dtype,
     ) -> None:
-        """Notes which experts are to be packed."""
-        config, told = self.config, False
+        """Notes which experts are to be packed.
+
+        Args:
+            model: The skeleton.
+            stacks: Experts that it has.
+            device_map: Where its modules will be; None: in main memory.
+            dtype: Of the activations.
+        """
+        config, schemes, told = self.config, {}, set()
         for stack in stacks:
             named = config.named(stack.parameter, stack.module)
             first = stack.name_of(0, stack.projections[0])
@@ -162,11 +180,15 @@ class PackingExperts:
                 continue
             if (scheme := config.scheme_of(stack.parameter, stack.module)) is None:
                 continue
+            schemes[stack] = scheme
+        for stack, scheme in schemes.items():
             device = get_device(dict(device_map), stack.parameter) if device_map else "cpu"
-            if config.experts_stay_dense(torch.device(_plain(device)).type):
-                if not told and config.experts == "auto":
-                    logger.warning(DENSE_ON_GPU, device)
-                told = True
+            module = model.get_submodule(stack.module)
+            why = _why_dense(module, schemes, stack, torch.device(_plain(device)), dtype)
+            if config.experts_stay_dense(why is None):
+                if why not in told and config.experts == "auto":
+                    logger.warning(DENSE_ON_GPU, device, why)
+                    told.add(why)
                 continue
             self.targets[stack.parameter] = (stack, scheme)
 
@@ -259,6 +281,19 @@ class _StayDenseError(Exception):
 def packed_stacks(model: nn.Module) -> list[PackedStack]:
     """All stacks of packed experts of a model."""
     return [stack for _, module in sparse_experts(model) for stack in stacks_in(module)]
+
+
+def _why_dense(
+    module: nn.Module,
+    schemes: Mapping[Stack, Scheme],
+    stack: Stack,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> str | None:
+    """Why the experts of a module would have no kernel of their own; None where they have one."""
+    own = [scheme for each, scheme in schemes.items() if each.module == stack.module]
+    activation = activation_of(module) if module.has_gate else None
+    return why_dense(own, stack.experts, device, activation, dtype)
 
 
 def _plain(device: Any) -> str:

@@ -248,7 +248,7 @@ class FlashSparseQuantizer(HfQuantizer):
     ) -> None:
         config, experts, made = self.quantization_config, self.conversion.experts, checkpoint.made
         known = [stack for name, stack in checkpoint.stacks.items() if name in made or not infos]
-        experts.choose(known, self.device_map)
+        experts.choose(model, known, self.device_map, self.dtype)
         for name, (stack, _) in experts.targets.items():
             stored = [infos[key].dtype for key in made.get(name, ()) if key in infos]
             if stored and stored[0].is_floating_point:  # rounded once, here; see above

@@ -14,6 +14,8 @@ from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionMetadataBuilder,
 )
 
+from flashsparse_plugin.ops import ops
+
 from .attention_layers import FP8_CACHES, DecodeBackend, DecodeBuilder, DecodeImpl
 
 
@@ -41,6 +43,25 @@ class CUDAImpl(DecodeImpl, FlashAttentionImpl):
             kv_cache = kv_cache.view(torch.float8_e4m3fn)
         caches = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
         return *caches, metadata.block_table
+
+
+    def do_kv_cache_update(
+        self,
+        layer: Any,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        """Writes new keys and values into the cache; our kernel lets decode attention begin early.
+
+        The bits are those of vLLM's kernel: a copy. An fp8 cache is vLLM's to write.
+        """
+        if self.decoder is None or kv_cache.dtype != key.dtype:
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+            return
+        caches = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        ops.rope_cache(None, key, value, None, None, True, *caches, slot_mapping)
 
 
 class CUDABackend(DecodeBackend, FlashAttentionBackend):

@@ -9,6 +9,7 @@ its tensors are there, so that no more than one is in memory twice.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,6 +75,7 @@ class SparseExpertsMethod(FusedMoEMethodBase):
     ) -> None:
         self.experts, self.hidden = num_experts, hidden_size
         self.inner, self.dtype = intermediate_size_per_partition, params_dtype
+        self.device = torch.empty(0).device  # vLLM creates a model under that which it will run on
         for stem, shards in _PARTS.items():
             schemes = {self.scheme_of(shard, params_dtype) for shard in shards}
             if len(schemes) > 1:
@@ -113,7 +115,8 @@ class SparseExpertsMethod(FusedMoEMethodBase):
                 format.join([self.parts.pop((number, shard)) for shard in shards])
                 for number in range(self.experts)
             ]
-            self._hold(layer, stem, ExpertStack.of(joined).prepare("cpu"), vllm_config)
+            stack = ExpertStack.of(joined).prepare(self.device, len(shards))
+            self._hold(layer, stem, stack, vllm_config)
         self.summary.finish_layer()
 
     def apply(
@@ -127,7 +130,12 @@ class SparseExpertsMethod(FusedMoEMethodBase):
     ) -> Tensor:
         w13, w2 = (self._stack(layer, stem) for stem in _PARTS)
         places = getattr(layer, "expert_map", None)
-        return multiply(x, topk_ids, topk_weights, w13, w2, self.activation, expert_map=places)
+        on_input = getattr(layer, "apply_router_weight_on_input", False)
+        return multiply(
+            *(x, topk_ids, topk_weights, w13, w2, self.activation),
+            expert_map=places,
+            weights_on_input=on_input,
+        )
 
     # Loading.
 
@@ -210,18 +218,24 @@ class SparseExpertsMethod(FusedMoEMethodBase):
             layer.register_parameter(f"{stem}_{own}", Parameter(tensor, requires_grad=False))
             count_into_cache_key(vllm_config, LENGTHS, f"{self.name}.{stem}_{own}", len(tensor))
         layer.register_buffer(f"{stem}_bounds", stack.bounds, persistent=False)
-        self.stacks[stem] = ExpertStack(stack.scheme, stack.shape, {}, stack.bounds, stack.written)
+        self.stacks[stem] = replace(stack, tensors={})
         self._names = {**getattr(self, "_names", {}), stem: tuple(stack.tensors)}
 
     def _stack(self, layer: nn.Module, stem: str) -> ExpertStack:
         held = self.stacks[stem]
         tensors = {own: getattr(layer, f"{stem}_{own}") for own in self._names[stem]}
         bounds = getattr(layer, f"{stem}_bounds")
-        return ExpertStack(held.scheme, held.shape, tensors, bounds, held.written)
+        return ExpertStack(held.scheme, held.shape, tensors, bounds, held.sides, held.written)
 
 
 def _is_ours(name: str) -> bool:
     return name.startswith(("w13_", "w2_"))
+
+
+def activation_of(layer: nn.Module) -> str:
+    """What vLLM calls the activation of a layer of experts."""
+    activation = getattr(layer, "activation", "silu")
+    return str(getattr(activation, "value", activation)).lower()
 
 
 def _refuse_unknown(moe: Any, layer: nn.Module, name: str) -> str:
@@ -230,15 +244,11 @@ def _refuse_unknown(moe: Any, layer: nn.Module, name: str) -> str:
     Raises:
         SettingsError: For what they cannot.
     """
-    activation = getattr(layer, "activation", "silu")
-    activation = str(getattr(activation, "value", activation)).lower()
-    why = None
+    activation, why = activation_of(layer), None
     if activation not in ACTIVATIONS:
         why = f"their activation {activation!r} is not one of {', '.join(ACTIVATIONS)}"
     elif getattr(moe, "has_bias", False):
         why = "they have biases"
-    elif getattr(layer, "apply_router_weight_on_input", False):
-        why = "their inputs are weighted by the router"
     elif getattr(moe, "is_lora_enabled", False):
         why = "LoRA on experts needs dense ones"
     if why is not None:

@@ -29,6 +29,7 @@ from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
 from flashsparse_plugin.checkpoint.foreign.quantization import has_idle_sparsity, is_quantized
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import KEYS, is_sparse_alone
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
+from flashsparse_plugin.experts import why_dense
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.names import AUTO
 from flashsparse_plugin.packed import FormatError, Scheme
@@ -39,7 +40,7 @@ from .compat import allow_matrix_registers, is_experts, is_router
 from .decode_kernels import use_decode_kernels
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .early_begin import begin_early
-from .experts import SparseExpertsMethod
+from .experts import SparseExpertsMethod, activation_of
 from .folder import folder_of
 from .head import TiedEmbeddingMethod, TiedHeadMethod
 from .linear import SparseLinearMethod
@@ -51,8 +52,8 @@ from .summary import Summary, logger
 # Gate, down and up projection of experts, as checkpoints call them.
 _PROJECTIONS = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
 EXPERTS_DENSE = (
-    "packed experts are unpacked while they load: their kernels for GPUs are not timed yet, and "
-    'without them each expert is a launch. "experts": "packed" keeps them packed'
+    "%s: packed experts are unpacked while they load: %s, and one launch for each expert is slower "
+    'than dense. "experts": "packed" keeps them packed'
 )
 
 
@@ -209,9 +210,8 @@ class FlashSparseQuantization(QuantizationConfig):
         config = self.config
         packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))
         stored = [name for name in packed if name.startswith(f"{prefix}.")]
-        device = "cpu" if current_platform.is_cpu() else "cuda"
-        dense = config.dequantize or config.experts_stay_dense(device)
         named = config.named(f"{prefix}.0", prefix)
+        dense = config.dequantize or config.experts == "dense"
         if self.stored is None:  # a dense checkpoint, whose experts are packed only where asked
             listed = named is None and matches(f"{prefix}.0", config.ignore)
             dense = dense or config.experts != "packed" or config.is_open or listed
@@ -219,8 +219,6 @@ class FlashSparseQuantization(QuantizationConfig):
             dense = True
         if dense or vllm_config.load_config.load_format == DUMMY:
             self.summary.left_dense(prefix, "experts")
-            if stored and not config.dequantize and config.experts == "auto":
-                logger.warning("%s: %s", prefix, EXPERTS_DENSE)
             return None
         kinds = {name.rpartition(".")[2] for name in stored}
         names = next((each for each in _PROJECTIONS if kinds <= {*each}), _PROJECTIONS[0])
@@ -235,6 +233,15 @@ class FlashSparseQuantization(QuantizationConfig):
                 )
             return scheme
 
+        dtype, moe = vllm_config.model_config.dtype, layer.moe_config
+        why = why_dense(
+            *([scheme_of(shard, dtype) for shard in own], moe.num_local_experts),
+            *(torch.empty(0).device, activation_of(layer), dtype),
+        )
+        if config.experts_stay_dense(why is None):
+            self.summary.left_dense(prefix, "experts")
+            logger.warning(EXPERTS_DENSE, prefix, why)
+            return None
         return SparseExpertsMethod(layer.moe_config, layer, prefix, config, scheme_of, self.summary)
 
     def settle(self, vllm_config: VllmConfig) -> None:

@@ -4,6 +4,7 @@
 
 #include "bindings/attention.h"
 #include "bindings/cuda.h"
+#include "bindings/early_begin.h"
 #include "cuda/attention/unified_max_decode.h"
 #include "cuda/shared/arrivals.h"
 
@@ -110,8 +111,11 @@ Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
   if (plan.splits > 1) {
     STD_CUDA_CHECK(cuda::arrivals(stream, problem.rows(), &arguments.arrivals));
   }
-  STD_CUDA_CHECK(cuda::unified_max_decode(arguments, problem, plan,
-                                          query.scalar_type() == ScalarType::BFloat16, stream));
+  const bool dependent = gpu_of(query).has_dependent_launch();
+  const bool bfloat16 = query.scalar_type() == ScalarType::BFloat16;
+  STD_CUDA_CHECK(cuda::unified_max_decode(arguments, problem, plan, bfloat16,
+                                          dependent && begins_early(inputs.key), stream));
+  lets_begin(out);
   return recomputed;
 }
 

@@ -264,6 +264,7 @@ void rope_cache(std::optional<Tensor> query, Tensor key, const std::optional<Ten
     if (a.all_slots == 0) a.key_cache.data = nullptr;
   }
   launch(a, key);
+  if (key_cache) lets_begin(*key_cache);  // of which decode attention reads
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {

@@ -90,6 +90,20 @@ __device__ __forceinline__ void load_global(const uint4* place, uint4& value) {
 __device__ __forceinline__ void load_global(const int64_t* place, int64_t& value) {
   asm volatile("ld.global.s64 %0, [%1];" : "=l"(value) : "l"(place) : "memory");
 }
+__device__ __forceinline__ void load_global(const uint32_t* place, uint32_t& value) {
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(place) : "memory");
+}
+__device__ __forceinline__ void load_global(const int32_t* place, int32_t& value) {
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(place) : "memory");
+}
+__device__ __forceinline__ void load_global(const float* place, float& value) {
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(place) : "memory");
+}
+__device__ __forceinline__ void load_global(const uint8_t* place, uint8_t& value) {
+  uint32_t wide;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(wide) : "l"(place) : "memory");
+  value = static_cast<uint8_t>(wide);
+}
 
 }  // namespace detail
 
@@ -184,7 +198,7 @@ __device__ __forceinline__ T load_readonly(const T* place) {
 
 // Loads what the preceding kernel wrote, after griddepcontrol_wait. load_readonly would be wrong:
 // that memory has changed since this kernel began, and nothing keeps the compiler from moving such
-// a load to before the wait. T is uint4 or int64_t.
+// a load to before the wait. T is uint8_t, int32_t, uint32_t, int64_t, float or uint4.
 template <class T>
 __device__ __forceinline__ T load_global(const T* place) {
   T value;
@@ -411,7 +425,7 @@ T load_readonly(const T* pointer, simt::Place place = simt::Place::here()) {
 
 template <class T>
 T load_global(const T* pointer, simt::Place place = simt::Place::here()) {
-  detail::check_type<T, uint4, int64_t>();
+  detail::check_type<T, uint8_t, int32_t, uint32_t, int64_t, float, uint4>();
   return detail::global_at(pointer, "load_global", place);
 }
 

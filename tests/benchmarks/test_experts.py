@@ -7,6 +7,7 @@ import sys
 
 import _results
 import experts
+import experts_launches
 import pytest
 
 
@@ -34,3 +35,14 @@ def test_nothing_is_timed_while_a_result_is_wrong(run, monkeypatch, capsys):
     monkeypatch.setattr(experts.Experts, "multiply", lambda *given: multiply(*given) * 1.1)
     code, rows = run("--kinds", "2:4")
     assert code == 1 and not rows and "off by" in capsys.readouterr().out
+
+
+def test_launches_are_timed_beside_what_is_planned(monkeypatch, tmp_path, capsys):
+    toy = ["--device", "cpu", "--models", "toy", "--replays", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(
+        sys, "argv", [experts_launches.__file__, *toy, "--tokens", "5", "--kinds", "2:4, int8"]
+    )
+    assert experts_launches.main() == 0
+    (row,) = _results.read(tmp_path / "experts_launches.csv")["rows"]
+    assert row["product"] == "planned" and row["us"] > 0  # a CPU has no other
+    assert "planned: 1.000 of the fastest's time" in capsys.readouterr().out

@@ -3,7 +3,9 @@
 
 import gzip
 import json
+import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,8 +30,9 @@ INFO [summary.py:70] 8 layers packed: 0.4 MB, 26% of 1.6 MB dense
 def ran(monkeypatch, tmp_path):
     """Runs the program with pretended servers; returns its exit code and the servers' options."""
 
-    def run(*options, bench=None, url=None):
+    def run(*options, bench=None, url=None, beside=None):
         started = {}
+        beside = [] if beside is None else beside
 
         @contextmanager
         def serving(model, log, flags):
@@ -39,7 +42,13 @@ def ran(monkeypatch, tmp_path):
             with parrot() as (own, _):
                 yield _server.Server(url or own, 0, 1.0)
 
+        @contextmanager
+        def held(servers):
+            beside.append(len(servers))
+            yield
+
         monkeypatch.setattr(_server, "serving", serving)
+        monkeypatch.setattr(_server, "held", held)
         monkeypatch.setattr(_traffic, "_bench", bench or figures)
         monkeypatch.setattr(serve, "profile", lambda url, folder, work: work() and 0.25)
         command = ["serve.py", "--model", "tiny", "--out", str(tmp_path), *options]
@@ -145,13 +154,35 @@ def test_the_time_limit_keeps_what_was_measured(ran, tmp_path, capsys):
 
 
 def test_all_servers_at_once(ran, tmp_path, capsys):
-    code, started = ran("--together", "--dummy", "--limit", "0", "--compare", "codes")
+    beside = []
+    code, started = ran("--together", "--dummy", "--limit", "0", "--compare", "codes",
+                        beside=beside)  # fmt: skip
+    assert beside == [4] * 5
     assert code == 1 and "its share of the time is over" in capsys.readouterr().out
     assert set(started) == {"none", "fp8", "tiled_bitmap", "int8"}  # of two the end of the name
     for flags in started.values():
         assert int(flags[flags.index("--kv-cache-memory-bytes") + 1]) > 2**20
     # However short the time, the first measurement of a server that has started is made.
     assert len(_results.read(tmp_path / "traffic-tiny-codes.csv")["rows"]) == 5
+
+
+def test_servers_that_are_not_measured_are_held():
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+
+    def state():
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    try:
+        with _server.held([_server.Server("", process.pid, 0.0)]):
+            for _ in range(100):
+                if state() == "T":
+                    break
+                time.sleep(0.05)
+            assert state() == "T"
+        assert state() != "T"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_several_formats_and_what_chooses_among_them():
@@ -166,6 +197,15 @@ def test_what_is_compared():
     assert [each.name for each in methods] == names
     assert [each.name for each in methods if each.exact] == ["none", "2of4", "8of32"]
     assert '"n": 2' in methods[2].flags(None)[-1]
+
+
+def test_what_stands_around_the_products():
+    methods = methods_of(serve.options().parse_args(["--compare", "step"]))
+    assert [each.name for each in methods[:5]] == [
+        "none", "fp8", "2of4-fp8_e4m3", "2of4-fp8_e4m3-early", "2of4-fp8_e4m3-early-head"
+    ]  # fmt: skip
+    settings = json.loads(methods[4].flags(None)[-1])["flashsparse"]
+    assert settings["decode_kernels"] == "early" and settings["head"] == "int8"
 
 
 def test_traffic_with_clients_of_its_own(ran, tmp_path):

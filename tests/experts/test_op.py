@@ -139,7 +139,8 @@ def test_the_op_is_one_node_and_sound():
     given = (*up.tensors.values(),), (*down.tensors.values(),)
     own = [list(given[0]), up.bounds, up.written, list(given[1]), down.bounds, down.written]
     torch.library.opcheck(
-        torch.ops.flashsparse.experts.default, (x, ids, weights, *own, "silu", None, None, None)
+        torch.ops.flashsparse.experts.default,
+        (x, ids, weights, *own, "silu", None, None, None, 0.0, 1.702, False),
     )
 
 

@@ -5,6 +5,7 @@ In the emulator that kernel writes at the last moment (kernels/emulator/last_ker
 of a product covers it. Here products that do not wait are caught, whatever the schedule.
 """
 
+import emulated_decode as decode
 import pytest
 import torch
 from emulated_exact_units import Plan as ExactPlan
@@ -51,4 +52,13 @@ def test_a_product_that_does_not_wait_is_caught(driver):
         assert right.returncode == 0, right.stderr.decode()
         y = torch.frombuffer(bytearray(right.stdout), dtype=torch.int16).view(case.x.dtype)
         assert y.isfinite().all()
+        assert early.returncode != 0 or early.stdout != right.stdout, f"seed {seed}"
+
+
+def test_decode_attention_that_does_not_wait_is_caught():
+    binary = compile_driver("decode_driver", "plain")
+    for seed in SEEDS:
+        case = decode.random_decode(2, 1, 3, 64, 70, seed, page=16, splits=2, warps=2)
+        right, early = decode.run(binary, [case]), decode.run(binary, [case], WITHOUT_WAIT="1")
+        assert right.returncode == 0, right.stderr.decode()
         assert early.returncode != 0 or early.stdout != right.stdout, f"seed {seed}"

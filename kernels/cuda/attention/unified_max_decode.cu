@@ -2,13 +2,15 @@
 #include "cuda/attention/unified_max_decode.h"
 #include "cuda/attention/unified_max_kernel.cuh"
 #include "cuda/shared/allow_shared.h"
+#include "cuda/shared/launch_early.h"
 
 namespace flashsparse::cuda {
 
 using namespace unified_max;
 
 cudaError_t unified_max_decode(const DecodeArguments& arguments, const Problem& problem,
-                               const DecodePlan& plan, bool bfloat16, cudaStream_t stream) {
+                               const DecodePlan& plan, bool bfloat16, bool early,
+                               cudaStream_t stream) {
   const DecodeKernel kernel = problem.element_bytes == 1 ? fp8_kernel(problem, bfloat16)
                               : arguments.sinks
                                   ? compiled_decode<NativeWithSinks>(problem, bfloat16)
@@ -23,8 +25,7 @@ cudaError_t unified_max_decode(const DecodeArguments& arguments, const Problem& 
   if (error != cudaSuccess) return error;
   const dim3 grid(plan.splits, static_cast<uint32_t>(heads),
                   static_cast<uint32_t>(problem.sequences));
-  kernel<<<grid, plan.warps * 32, shared_bytes, stream>>>(arguments);
-  return cudaGetLastError();
+  return launch_early(kernel, grid, plan.warps * 32, shared_bytes, early, stream, arguments);
 }
 
 }  // namespace flashsparse::cuda

@@ -60,6 +60,8 @@ class DecodeBlock {
   }
 
   __device__ __forceinline__ void run() {
+    griddepcontrol_launch_dependents();  // its product can load weights meanwhile
+    griddepcontrol_wait();               // for the query, and keys and values of the new token
     if (!find_split()) return;
     load_query();
     if constexpr (kCodes) load_scales();
@@ -90,7 +92,7 @@ class DecodeBlock {
   // False if the sequence has too few positions for this split. Split 0 always exists.
   __device__ __forceinline__ bool find_split() {
     int length = a_.positions;
-    if (a_.lengths) length = max(min(load_readonly(a_.lengths + sequence_), length), 0);
+    if (a_.lengths) length = max(min(load_global(a_.lengths + sequence_), length), 0);
     const int start = a_.window > 0 ? max(length - a_.window, 0) : 0;
     const int first = start / kTile, tiles = (length + kTile - 1) / kTile - first;
     const int launched = gridDim.x, split = blockIdx.x;
@@ -118,7 +120,7 @@ class DecodeBlock {
         for (int i = 0; i < 2; ++i) {
           const int further = Tile::query_element(0, i);
           const auto* const two = reinterpret_cast<const uint32_t*>(mine + k * 16 + further);
-          query_[h][k][i] = head < heads_ ? load_readonly(two) : 0;
+          query_[h][k][i] = head < heads_ ? load_global(two) : 0;
         }
       }
     }
@@ -129,8 +131,8 @@ class DecodeBlock {
   __device__ __forceinline__ void load_scales() {
     const float* const key = a_.key_scale + kv_head_ * a_.key_scales_of_heads;
     const float* const value = a_.value_scale + kv_head_ * a_.value_scales_of_heads;
-    key_scale_ = a_.key_scale ? load_readonly(key) : 1;
-    value_scale_ = a_.value_scale ? load_readonly(value) : 1;
+    key_scale_ = a_.key_scale ? load_global(key) : 1;
+    value_scale_ = a_.value_scale ? load_global(value) : 1;
   }
 
   // A lane's scores are those of positions lane / 4 and lane / 4 + 8, for two heads of each tile.

@@ -16,10 +16,10 @@ void (*fp8_kernel(const Problem& problem, bool bfloat16))(DecodeArguments);
 
 namespace flashsparse::cuda {
 
-// The plan must be for this problem.
+// The plan must be for this problem. `early`: whether to use PDL.
 cudaError_t unified_max_decode(const unified_max::DecodeArguments& arguments,
                                const unified_max::Problem& problem,
-                               const unified_max::DecodePlan& plan, bool bfloat16,
+                               const unified_max::DecodePlan& plan, bool bfloat16, bool early,
                                cudaStream_t stream);
 
 }  // namespace flashsparse::cuda

@@ -139,12 +139,12 @@ class TileLoader {
       const int tile = min(next_ + lane_ * step_, end_ - 1);
       const int64_t entry =
           static_cast<int64_t>(sequence_) * a_.table_stride + tile / a_.page_tiles;
-      pages_ = min(static_cast<uint32_t>(load_readonly(a_.table + entry)), a_.pages - 1);
+      pages_ = min(static_cast<uint32_t>(load_global(a_.table + entry)), a_.pages - 1);
     }
     if (a_.mask) {
       const int position = next_ * kTile + lane_ % kTile;
       allowed_ = position < length_ &&
-                 load_readonly(a_.mask + (sequence_ * a_.mask_stride + position)) != 0;
+                 load_global(a_.mask + (sequence_ * a_.mask_stride + position)) != 0;
     }
   }
 

@@ -55,8 +55,8 @@ struct ExpertsProduct {
 // Warps along the columns: as many as possible of which few are without a unit in the last step.
 int experts_column_warps(int64_t cols);
 
-// The shape for both products of a layer: the smallest with twice as many tokens as an average
-// expert has, or a smaller one where there is too little shared memory.
+// The shape for both products of a layer, whose slots are in the same blocks: that of the least
+// cost.
 int experts_shape(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu);
 
 struct ExpertsPlan {
@@ -89,7 +89,7 @@ struct ExpertsPlan {
 };
 
 // The launch for a product and its cost in microseconds on average over routings that choose each
-// expert as often; then every launch that it was compared with. By calculation: not timed yet.
+// expert as often; then every launch that it was compared with.
 Priced<ExpertsPlan> price_experts(const ExpertsProduct& product, int shape, const Gpu& gpu);
 std::vector<Priced<ExpertsPlan>> list_experts(const ExpertsProduct& product, int shape,
                                               const Gpu& gpu);

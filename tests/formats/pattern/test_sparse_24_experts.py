@@ -18,7 +18,6 @@ from emulated_experts import (
 from torch.library import opcheck
 
 from flashsparse_plugin.formats.pattern.options import PatternOptions
-from flashsparse_plugin.formats.pattern.sparse_24.experts import alternate
 from flashsparse_plugin.ops import ops
 
 MAP = torch.tensor([-1, 2, 0, -1, 1]).int()
@@ -63,18 +62,6 @@ def test_a_layer_is_the_loop_over_experts(values, group, activation, weights_on_
     case = case_of(experts, activation=activation, weights_on_input=weights_on_input)
     judge_y(case, ops.sparse_24_experts(*arguments(case)))
     opcheck(ops.sparse_24_experts.default, arguments(case))
-
-
-def test_gate_and_up_alternate():
-    """What is packed apart, and joined, is what is packed as one."""
-    options = PatternOptions(n=2, m=4, values="int8")
-    case = case_of(random_experts(3, 40, 32, options=options))
-    both = case.experts.packed[0].tensors
-    units, scales = both["units"].view(3, 2, 2, 1, -1), both["weight_scale"].view(3, 2, 2, 16)
-    own = alternate(units[:, :, 0], units[:, :, 1])
-    assert torch.equal(own, both["units"].view(3, 4, 1, -1))
-    own = alternate(scales[:, :, 0].flatten(1), scales[:, :, 1].flatten(1))
-    assert torch.equal(own, both["weight_scale"].view(3, 64))
 
 
 @pytest.mark.parametrize("block", [1, 8, 32])

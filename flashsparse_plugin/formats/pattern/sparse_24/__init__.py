@@ -31,12 +31,12 @@ from ..options import (
     store_codes,
     value_arguments,
 )
-from . import experts as experts
 from . import layout, reference
+from .experts import Experts24
 from .ops import ops
 
 
-class Sparse24(PatternFormat):
+class Sparse24(Experts24, PatternFormat):
     name = "sparse_24"
     in_words = "2:4 on sparse tensor cores, GPU"
     planner = "sparse_24"

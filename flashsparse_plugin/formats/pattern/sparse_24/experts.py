@@ -1,36 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer of experts in sparse_24: its weights on a GPU, and the op that multiplies them.
+"""A layer of experts in sparse_24: what the format knows of it, and the op that multiplies it.
 
 The op's schema is registered in kernels/bindings. On a CPU it is there for tests, and in torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 import torch
 from torch import Tensor
 from torch.library import impl, register_fake
 
+from ....gpu import Gpu
 from ....ops import ops
-from .layout import unit_grid
+from ....ops.plan import Product, plan
+from ....packed import Routed, Scheme
+from ....packed.experts import GroupedExperts
+from ...values.quantization import SCALE
+from ..options import options_of
+from .layout import UNIT_ROWS, unit_grid
 from .ops import _layout
 
-UNIT_ROWS = 16
+MOST_EXPERTS = 1024  # kMostExperts in kernels/cuda/experts/routing.h
+# Columns that share a scale, by the values that the kernel is compiled for; None: all of a row.
+GROUPS: Final[Mapping[str, tuple[int | None, ...]]] = {
+    "native": (None,),
+    "fp8_e4m3": (None, 128),
+    "int8": (None,),
+    "int4": (32, 128),
+}
 
 
-def alternate(gate: Tensor, up: Tensor) -> Tensor:
-    """Joins what the experts' gate and up projections hold of each row of units, alternately.
+class Experts24(GroupedExperts[Scheme]):
+    """The part of sparse_24 that knows its grouped kernel."""
 
-        w13 = alternate(gate_units, up_units)  # [experts, rows of units, columns of units, words]
-        w13_scale = alternate(gate_scale, up_scale)  # [experts, rows], rows a multiple of 16
+    expert_rows = UNIT_ROWS
+    expert_activations = ("silu", "swigluoai")
 
-    Args:
-        gate: Units [experts, rows of units, ...], or scales [experts, 16 * rows of units].
-        up: Likewise.
-    """
-    if gate.dim() == 2:
-        pair = [each.unflatten(1, (-1, UNIT_ROWS)) for each in (gate, up)]
-        return torch.stack(pair, 2).flatten(1)
-    return torch.stack([gate, up], 2).flatten(1, 2)
+    def why_not_grouped(self, scheme: Scheme, experts: int) -> str | None:
+        options = options_of(scheme)
+        if options.group not in GROUPS.get(options.values, ()):
+            by = f"groups of {options.group}" if options.group else "rows"
+            return f"the grouped kernel is not compiled for {options.values} with scales of {by}"
+        if scheme.rounds_activations:
+            return "the grouped kernel does not quantize activations"
+        if experts > MOST_EXPERTS:
+            return f"the grouped kernel takes at most {MOST_EXPERTS} experts, not {experts}"
+        return None
+
+    def multiply_experts(
+        self,
+        batch: Routed,
+        w13: Mapping[str, Tensor],
+        w2: Mapping[str, Tensor],
+        scheme: Scheme,
+        experts: int,
+        intermediate: int,
+    ) -> Tensor:
+        options, weights = options_of(scheme), []
+        for held in (w13, w2):
+            scale = held.get(SCALE)
+            scale = None if scale is None else scale.view(experts, -1)
+            weights += [held["units"].unflatten(0, (experts, -1)), scale]
+        where = batch.expert_map
+        return ops.sparse_24_experts(
+            batch.x,
+            batch.ids.contiguous(),
+            batch.weights,
+            *weights,
+            intermediate,
+            scheme.dtype,
+            options.values,
+            options.group or 0,
+            batch.activation,
+            batch.limit,
+            batch.alpha,
+            batch.w13_bias,
+            batch.w2_bias,
+            where if where is None else where.int().contiguous(),
+            batch.weights_on_input,
+        )
+
+    def experts_seconds(
+        self,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        nbytes: tuple[int, int],
+        tokens: int,
+        experts: tuple[int, int],
+        gpu: Gpu,
+    ) -> float:
+        options, seconds = options_of(scheme), 0.0
+        products = ("up", shape, nbytes[0]), ("down", (shape[1], shape[0]), nbytes[1])
+        for name, own, size in products:
+            product = Product(
+                own, tokens, size, options.values, options.group or 0, experts=experts
+            )
+            seconds += plan(f"sparse_24_experts.{name}", product, gpu).seconds
+        return seconds
 
 
 def _check(x, topk_ids, topk_weights, w13, w13_scale, w2, w2_scale, intermediate, values, group):

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the host cuts the products of a layer of experts, held to what was measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+
+import _results
+
+from flashsparse_plugin.gpu import Gpu
+from flashsparse_plugin.ops.plan import Product, candidates, plan
+
+LAYERS = {"Qwen3-30B-A3B": (768, 2048, 128, 8), "Mixtral-8x7B": (14336, 4096, 8, 2)}
+VALUES = {"2:4": ("native", 0), "2:4, int8": ("int8", 0), "2:4, int4 by 128": ("int4", 128)}
+Point = tuple[str, str, int]  # model, kind, tokens
+
+
+def product_of(point: Point, name: str) -> Product:
+    model, kind, tokens = point
+    rows, cols, experts, top_k = LAYERS[model]
+    values, group = VALUES[kind]
+    nbytes = experts * rows * cols * (2 if name == "up" else 1) * 5 // 8
+    shape = (rows, cols) if name == "up" else (cols, rows)
+    return Product(shape, tokens, nbytes, values, group, (2, 4, 1), experts=(experts, top_k))
+
+
+def planned(point: Point, name: str) -> tuple[int, ...]:
+    return plan(f"sparse_24_experts.{name}", product_of(point, name), Gpu.known("H100")).numbers
+
+
+def measured() -> dict[Point, dict[tuple[str, tuple[int, ...]], float]]:
+    """Microseconds of a layer with a launch of one of its products, by layers."""
+    found: dict[Point, dict[tuple[str, tuple[int, ...]], float]] = defaultdict(dict)
+    path = _results.FOLDER / "nvidia-h100-80gb-hbm3" / "experts_launches.csv"
+    for row in _results.read(path)["rows"]:
+        launch = tuple(map(int, row["launch"].split()))
+        found[row["model"], row["kind"], row["tokens"]][row["product"], launch] = row["us"]
+    return found
+
+
+def test_plans_are_near_the_fastest_launches():
+    """After a change of the plan, measure: benchmarks/gpu/experts_launches.py."""
+    lost, of_shapes = [], []
+    for point, times in measured().items():
+        for name in ("up", "down"):
+            launch = planned(point, name)
+            own = {numbers: us for (product, numbers), us in times.items() if product == name}
+            of_shape = [us for numbers, us in own.items() if numbers[0] == launch[0]]
+            lost.append(own[launch] / min(of_shape))
+            of_shapes.append(min(of_shape) / min(own.values()))
+    assert len(lost) >= 60
+    assert statistics.geometric_mean(lost) < 1.02 and max(lost) < 1.12
+    assert statistics.geometric_mean(of_shapes) < 1.03
+
+
+def test_products_of_a_layer_share_their_blocks_of_slots():
+    for point in measured():
+        assert planned(point, "up")[0] == planned(point, "down")[0]
+
+
+def test_launches_of_every_shape_are_compared():
+    found = candidates("sparse_24_experts.up", product_of(("Mixtral-8x7B", "2:4, int8", 64), "up"),
+                       Gpu.known("H100"))  # fmt: skip
+    assert {launch.numbers[0] for launch in found} == {0, 1, 2}
