@@ -176,18 +176,29 @@ def put(*place_and_value):
         ("row_scales", put(3, 0, -1.0), "powers of two"),
         ("row_scales", put(3, 0, torch.nan), "powers of two"),
         ("row_scales", put(3, 0, 2.0**-120), "powers of two"),
-        ("row_scales", put(3, 0, 2.0**60), "not those of the weight"),
+        ("row_scales", put(3, 0, 2.0**120), "do not have exceptions where"),
         ("slots", put(2, 0, 0, 1 << 16 | 9 << 8), "beyond the weight's edge"),
         ("slots", put(0, 1, 0, 1 << 16 | 45), "beyond the weight's edge"),
-        ("slots", put(0, 0, 15, 0x3F80 << 16), "not those of the weight"),
-        ("slots", lambda t: t.copy_(t.flip(2)), "not those of the weight"),
-        ("units", put(2, 1, 1535, -1), "not those of the weight"),
-        ("units", lambda t: t.bitwise_or_(0x00010001), "not those of the weight"),
+        ("slots", put(1, 0, 1, 0x5000 << 16), "in the place of"),
+        ("slots", put(1, 0, 1, 0x3F80 << 16), "that has a code"),
+        ("slots", lambda t: t[0, 0, 1].copy_(t[0, 0, 0]), "a weight twice"),
+        ("slots", lambda t: t.copy_(t.flip(2)), "slots do not have exceptions where"),
+        ("units", put(2, 1, 1535, -1), "beyond the weight's edge"),
+        ("units", lambda t: t[0].bitwise_and_(~0x07800780), "a fraction without a code"),
     ],
 )
 def test_damaged_tensors_are_refused(name, change, told):
     with pytest.raises(FormatError, match=told):
         damaged(name, change).validate("layer")
+
+
+def test_a_part_keeps_the_bases_of_the_whole():
+    """As lossless does: they need not be those that a packer chooses for the part."""
+    weight = random_weight(40, 600, 2)
+    stored = STORED.pack(weight, STORED.scheme(torch.bfloat16))
+    part = STORED.cut(stored, range(8, 40), range(128, 384))
+    there = part.transcode(STORED.runtime(stored.scheme, torch.device("cuda"))).validate()
+    assert same(there.unpack(), weight[8:40, 128:384])
 
 
 def test_a_layer_runs_saves_and_trains():
