@@ -204,6 +204,13 @@ def choices() -> list[list[str]]:
     trained = "FlashSparse, only if the model was trained with this pattern"
     return [
         [
+            "none, exact",
+            *["not timed"] * len(fp8),
+            "not timed",
+            "1.0",
+            "FlashSparse `lossless`, for memory: 12 bits a weight, exact",
+        ],
+        [
             "none, fp8",
             *fp8,
             f"dynamic int8: {on_cpu('dense int8')}",

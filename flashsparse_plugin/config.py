@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 PATTERN: Final = {"n": 2, "m": 4}
 """By their options, the zeros of codes whose checkpoint tells of none."""
 HEADS: Final = {"int8": "1:1-L128-int8", "fp8": "1:1-L128-fp8", "lossless": "lossless"}
-"""Output heads that keep every weight, in 8 bits or exact: by their names the formats in short."""
+"""Output heads that keep every weight: by their names the formats in short."""
 MAX_IGNORED: Final = 4096  # names and patterns; each is compared with every layer
 MAX_LAYERS: Final = 100_000  # above the linear layers of any model
 Name = Annotated[str, Field(max_length=1000)]  # of a module, or a pattern
@@ -101,8 +101,8 @@ class FlashSparseConfig(BaseModel):
             Stronger than `ignore`. Experts go by the name of the module or the parameter that
             holds all of them; a pattern after "re:" names layers of packed experts, too.
         head: "int8" or "fp8": the output head keeps every weight, in 8 bits with a scale a row;
-            "lossless": bit for bit in 12 bits; whatever `ignore` says. Where it is tied to the embedding, one weight serves both. None:
-            as the other fields say.
+            "lossless": bit for bit in 12 bits; whatever `ignore` says. Where it is tied to the
+            embedding, one weight serves both. None: as the other fields say.
         options: Options of the format (nm_vector: n, m, vector_length, values, group, activations).
             n and m may be left out for a checkpoint that another tool quantized, which names them.
         dequantize: Unpack while loading and run dense. Not written to disk.

@@ -36,6 +36,12 @@ def bits(**options):
     return fs.pack(weight, format="nm_vector", n=2, m=4, **options).nbytes * 8 / weight.numel()
 
 
+def exact_share():
+    torch.manual_seed(0)
+    packed = fs.pack(torch.randn(1024, 4096).bfloat16(), format="lossless")
+    return packed.nbytes / packed.dense_nbytes
+
+
 def the_first_token_is_late():
     name = "traffic-llama-3-8b-50-zeros-codes"
     figures = [
@@ -69,6 +75,7 @@ CLAIMS = {
     "The weights take 9 bits instead of 16, and [5 with fp8 values]": lambda: (
         round(bits()) == 9 and round(bits(values="fp8_e4m3")) == 5
     ),
+    "keeps every bit in 75% of the bytes": lambda: round(exact_share(), 2) == 0.75,
     "says its card": lambda: "98.4% of dense" in PUBLISHED["2:4", "16 bits"][0],
     "**Models gain less than layers**": models_gain_less,
     "gain from N:M patterns only": prompts_gain_from_patterns_alone,

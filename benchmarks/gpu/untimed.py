@@ -29,6 +29,7 @@ PROGRAMS: dict[str, tuple[list[str], float | None]] = {
     "experts": (["experts.py"], 3),
     "fp8 cache": (["attention.py", "--cache", "fp8"], 1.5),
     "sinks": (["attention.py", "--sinks", "--check"], 0.5),
+    "lossless": (["lossless.py"], 3),
     "heads": (["far.py", "--kinds", "head, int8;head, fp8", "--layers", "128256x4096"], 0.5),
     "bitmaps": (["layers.py", *OF_BITMAPS, "--layers", "28672x4096,4096x14336,6144x4096"], 1),
 }

@@ -26,7 +26,8 @@ def test_forced_capability_is_used_and_passes(capability):
         return  # the default: all the other tests run with it
     result = run_python(
         "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "test_pack.py",
-        "test_pack_bitmap.py", "test_linear.py", "test_codes.py", capability=capability,
+        "test_pack_bitmap.py", "test_linear.py", "test_codes.py", "test_lossless.py",
+        capability=capability,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -29,7 +29,7 @@ def warnings_about(
     grown = [x for x in report.packed if x.growth > NEGLIGIBLE * x.bytes_alike]
     if grown:
         yield f"{len(grown)} layers are larger packed than dense, as asked: {_sizes(grown)}."
-    if rounded_unasked and report.packed:
+    if rounded_unasked and report.packed and report.rounded_values:
         yield (
             f"float32 weights were rounded to {report.dtype} to be packed; that changed "
             f"{report.rounded_values:,} values. --dtype {report.dtype} (dtype=) says that this is "

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ....packed import Reference, Scheme, reason_of_exceptions
-from ....plan import LIBRARY, Implementation
 from ...values.dtypes import count_changed
 from ..exact_units import ExactUnits
 from ..form import UnstructuredFormat
@@ -47,9 +46,6 @@ class Lossless(UnstructuredFormat):
 
     def within_reach(self, tensor: Tensor) -> Tensor:
         return tensor.detach().cpu()
-
-    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
-        return {LIBRARY: Implementation(None, "torch's own linear on the unpacked weight")}
 
     def read_rows(self, ids: Tensor, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
         return ops.lossless_rows(ids, *(tensors[name] for name in self.streams), in_features)
