@@ -11,6 +11,7 @@ from torch import Tensor
 from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
 from .pattern.cpu_panels import NMPanels, NMRows
+from .pattern.hybrid_24 import Hybrid24, HybridPanels
 from .pattern.nm_gather import NMGather
 from .pattern.nm_spmm import NMSpmm
 from .pattern.nm_vector import NMVector
@@ -35,8 +36,11 @@ def register_format(format: Format) -> None:
 RETIRED = ("cusparselt_24",)
 """Runtime forms of earlier releases, which a user's table may still name."""
 
-_RUNTIME_FORMS = (*(InterleavedBitmap(), NMPanels(), NMRows(), NMGather(), NMSpmm(), Sparse24()),)
-for _format in (TiledCSL(), TiledBitmap(), NMVector(), *_RUNTIME_FORMS):
+_RUNTIME_FORMS = (
+    *(InterleavedBitmap(), NMPanels(), NMRows(), HybridPanels()),
+    *(NMGather(), NMSpmm(), Sparse24()),
+)
+for _format in (TiledCSL(), TiledBitmap(), NMVector(), Hybrid24(), *_RUNTIME_FORMS):
     register_format(_format)
 
 
