@@ -13,6 +13,7 @@ from torch import nn
 from ..modules import weight_of
 from ..names import LM_HEAD
 from .allocation import UNIFORM, allocate, needs_text
+from .blocks import share_dense
 from .calibration import calibration_batches
 from .layers import PruneReport, Retained, check_weight, prunable_linears, report
 from .layerwise import prune_each, prune_global
@@ -39,6 +40,7 @@ def prune(
     progress: bool = True,
     allocation: str = UNIFORM,
     permute: bool = False,
+    dense: float = 0.0,
 ) -> PruneReport:
     """Set the least important weights of a model to zero, in place.
 
@@ -73,6 +75,8 @@ def prune(
             "sensitivity" (by measured loss); see `allocation.allocate`.
         permute: Reorder the hidden channels of feed-forward networks first, so that `pattern` keeps
             more of them. The model computes the same, with rows and columns in other places.
+        dense: With the pattern 2:4, the share of elements, over all layers, in blocks of 16 x 256
+            that stay dense: those whose layers' outputs would lose most, see `blocks.share_dense`.
 
     Returns:
         The sparsity reached and the share of the scores that is left, layer by layer.
@@ -90,7 +94,7 @@ def prune(
         raise ValueError(
             "permute spreads columns over the windows of a pattern: give pattern=(n, m)"
         )
-    rule = PruningRule(sparsity, scope, pattern, vector_length)
+    rule = PruningRule(sparsity, scope, pattern, vector_length, dense)
     linears = prunable_linears(model, ignore)
     for name, linear in linears.items():
         check_weight(name, weight_of(linear))
@@ -104,6 +108,9 @@ def prune(
         rules = {name: replace(rule, sparsity=share) for name, share in shares.items()}
     if permute:
         permute_(model, linears, rule, batches)
+    if dense:
+        found = share_dense(model, linears, dense, batches, progress)
+        rules = {name: replace(rule, sparsity=None, dense=own) for name, own in found.items()}
     gradients: Mapping[str, torch.Tensor] = {}
     if chosen.needs_gradients:
         windows = [window for batch in batches for window in batch.split(1)]
