@@ -30,6 +30,7 @@ from ..sparse_24.layout import UNIT_COLS, UNIT_ROWS, unit_grid
 from . import reference
 from .layout import (
     WINDOW,
+    breaks_24,
     dense_windows,
     kinds_of,
     read_values,
@@ -40,6 +41,9 @@ from .options import HybridOptions, hybrid_options, options_named
 from .panels import HybridPanels
 
 logger = logging.getLogger(__name__)
+
+_MOST_DENSE = 0.9
+"""Share of dense units up to which `options_for` names the format; beyond, it saves too little."""
 
 
 class Hybrid24(Format):
@@ -70,6 +74,11 @@ class Hybrid24(Format):
         found = quantization_of(scheme)
         kept = _in_both_kinds(weight)
         return kept if found is None else found.conform(kept)
+
+    def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
+        """Native values, where there are units of both kinds; else nm_vector or dense is smaller."""
+        dense = float(breaks_24(weight != 0).float().mean())
+        return {} if 0 < dense <= _MOST_DENSE else None
 
     def takes_codes(self, values: str, group: int | None) -> bool:
         return True
