@@ -76,7 +76,7 @@ class Hybrid24(Format):
         return kept if found is None else found.conform(kept)
 
     def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
-        """Native values, where there are units of both kinds; else nm_vector or dense is smaller."""
+        """Native values, where units are of both kinds; else nm_vector or dense is smaller."""
         dense = float(breaks_24(weight != 0).float().mean())
         return {} if 0 < dense <= _MOST_DENSE else None
 
