@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
+from flashsparse_plugin.dataflow.unpacked import complaints
 from flashsparse_plugin.formats.pattern import hybrid_24
 from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.packed import FormatError, PackedWeight
@@ -241,13 +242,16 @@ def test_short_names():
 
 def test_on_a_gpu_it_is_said_what_runs(caplog):
     weight = two_kinds((32, 512), torch.bfloat16)[0]
-    hybrid_24._tell_of_form.cache_clear()
     cuda = torch.device("cuda")
-    assert FORMAT.runtime(fs.pack(weight, "hybrid").scheme, cuda).title == "tiled_bitmap"
-    codes = fs.pack(weight, "hybrid-int8").scheme
-    assert FORMAT.runtime(codes, cuda) == codes  # unpacked for each product
+    hybrid_24._tell_of_form.cache_clear()
+    held = FORMAT.runtime(fs.pack(weight, "hybrid").scheme, cuda)
     with caplog.at_level(logging.WARNING):
-        hybrid_24._tell_of_form("tiled_bitmap")
-        hybrid_24._tell_of_form(codes.title)
-    assert "hybrid_24 has no kernel for GPUs yet: layers run as tiled_bitmap there" in caplog.text
-    assert "run as hybrid_24(int8) there, unpacked for each product" in caplog.text
+        hybrid_24._tell_of_form(held.title)
+        hybrid_24._tell_of_form(held.title)
+    assert caplog.messages == [
+        "hybrid_24 has no kernel for GPUs yet: layers run as tiled_bitmap there"
+    ]
+    codes = fs.pack(weight, "hybrid-int8").scheme
+    assert FORMAT.runtime(codes, cuda) == codes
+    (told,) = complaints([("up", codes)], cuda)
+    assert "no kernel multiplies hybrid_24(int8) bfloat16 on a GPU" in told

@@ -25,18 +25,9 @@ from ...unstructured.tiled_bitmap import TiledBitmap
 from ...values.dtypes import value_bits
 from ...values.quantization import SCALE, quantization_of, require_quantized
 from ...values.types import SMALLEST, spread_scales
-from ..options import PatternOptions
 from ..sparse_24.layout import UNIT_COLS, UNIT_ROWS, unit_grid
 from . import reference
-from .layout import (
-    WINDOW,
-    breaks_24,
-    dense_windows,
-    kinds_of,
-    read_values,
-    require_streams,
-    write_streams,
-)
+from .layout import breaks_24, in_both_kinds, read_values, require_streams, stored_tensors
 from .options import HybridOptions, hybrid_options, options_named
 from .panels import HybridPanels
 
@@ -72,7 +63,7 @@ class Hybrid24(Format):
     def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
         """A weight with units of both kinds, in alternation; it could hold the given one, too."""
         found = quantization_of(scheme)
-        kept = _in_both_kinds(weight)
+        kept = in_both_kinds(weight)
         return kept if found is None else found.conform(kept)
 
     def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
@@ -104,13 +95,15 @@ class Hybrid24(Format):
         self.require_weight(weight, scheme)
         weight, found = weight.detach(), quantization_of(scheme)
         if found is None:
-            return _packed(weight.contiguous().view(value_bits(scheme.dtype)), None, scheme)
+            bits = weight.contiguous().view(value_bits(scheme.dtype))
+            return PackedWeight(scheme, _shape(bits), stored_tensors(bits, None, None))
         return self.pack_codes(*found.quantise(weight), scheme)
 
     def pack_codes(self, codes: Tensor, scales: Tensor, scheme: Scheme) -> PackedWeight:
         found = require_quantized(scheme)
         numbers, scales = found.require_codes(codes, scales, scheme)
-        return _packed(numbers.to(found.type.dtype).view(torch.uint8), scales, scheme)
+        bits = numbers.to(found.type.dtype).view(torch.uint8)
+        return PackedWeight(scheme, _shape(bits), stored_tensors(bits, scales, found.type))
 
     def unpack(self, packed: PackedWeight) -> Tensor:
         return _weight(packed.tensors, packed.scheme, packed.shape)
@@ -159,7 +152,7 @@ class Hybrid24(Format):
             _tell_of_form(target.title)
         own, new = hybrid_options(packed.scheme), target.options
         if isinstance(target.format, HybridPanels) and own == new and target.dtype == packed.dtype:
-            return target.format.arrange(packed, target).to(device)
+            return target.format.arrange(packed.tensors, target, packed.shape).to(device)
         return super().transcode(packed, target, device)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
@@ -179,7 +172,8 @@ class Hybrid24(Format):
             width = found.group or packed.shape[1]
             own = slice(columns.start // width, -(-columns.stop // width))
             scales = tensors[SCALE][rows.start : rows.stop, own].contiguous()
-        return _packed(values.contiguous(), scales, packed.scheme, kinds)
+        part = stored_tensors(values.contiguous(), scales, type, kinds)
+        return PackedWeight(packed.scheme, _shape(values), part)
 
     def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
         """Streams are row by row, and so follow each other."""
@@ -189,18 +183,8 @@ class Hybrid24(Format):
         return PackedWeight(parts[0].scheme, (rows, parts[0].shape[1]), joined)
 
 
-def _packed(
-    values: Tensor, scales: Tensor | None, scheme: Scheme, kinds: Tensor | None = None
-) -> PackedWeight:
-    """Packs value bits [out_features, in_features], by the kinds that they need unless given."""
-    type = hybrid_options(scheme).value_type
-    if kinds is None:
-        kinds = kinds_of(values, type)
-    packed, index = write_streams(values, kinds, type)
-    tensors = {"weight_packed": packed, "weight_index": index, "weight_kinds": kinds}
-    if scales is not None:
-        tensors[SCALE] = scales
-    return PackedWeight(scheme, (values.shape[0], values.shape[1]), tensors)
+def _shape(values: Tensor) -> tuple[int, int]:
+    return values.shape[0], values.shape[1]
 
 
 def _weight(tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Tensor:
@@ -213,20 +197,7 @@ def _weight(tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int
     return (type.numbers(values).float() * scales).to(scheme.dtype)
 
 
-def _in_both_kinds(weight: Tensor) -> Tensor:
-    """A copy that keeps what is largest in every other unit by 2:4, the first one included."""
-    down, across = unit_grid(weight.shape[0], weight.shape[1])
-    places = torch.arange(down)[:, None] + torch.arange(across)
-    kinds = (places % 2).to(weight.device, torch.uint8)
-    dense = dense_windows(kinds, weight.shape[0], weight.shape[1])
-    columns = dense.repeat_interleave(WINDOW, 1)[:, : weight.shape[1]]
-    return weight.where(columns, PatternOptions(n=2, m=4).keep_largest(weight))
-
-
 @functools.cache
 def _tell_of_form(held: str) -> None:
-    logger.warning(
-        "hybrid_24 has no kernel for GPUs yet: layers run as %s there%s",
-        held,
-        ", unpacked for each product" if held.startswith(Hybrid24.name) else "",
-    )
+    """Logs once what runs on a GPU; of weights that are unpacked for each product others warn."""
+    logger.warning("hybrid_24 has no kernel for GPUs yet: layers run as %s there", held)

@@ -16,7 +16,9 @@ from torch.nn import functional as F
 
 from ....packed import FormatError
 from ...values.dtypes import magnitudes
+from ...values.quantization import SCALE
 from ...values.types import ValueType, join_nibbles, split_nibbles
+from ..options import PatternOptions
 from ..sparse_24.layout import SLAB_ELEMENTS, UNIT_COLS, UNIT_ROWS, pairs_by_mask, unit_grid
 
 WINDOW = 4
@@ -130,6 +132,34 @@ def _read_windows(
         packed = type.spread(packed, 2 * packed.shape[0])
     kept = _kept(positions(stored, *shape)[:, : dense.shape[1]], dense)
     return torch.zeros_like(kept, dtype=packed.dtype).masked_scatter(kept, packed)
+
+
+def stored_tensors(
+    values: Tensor, scales: Tensor | None, type: ValueType | None, kinds: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The tensors of hybrid_24 by name.
+
+    Args:
+        values: Bits [out_features, in_features].
+        scales: Of codes.
+        type: Of codes; None for native values.
+        kinds: Of units; None: those that the values need.
+    """
+    if kinds is None:
+        kinds = kinds_of(values, type)
+    packed, index = write_streams(values, kinds, type)
+    tensors = {"weight_packed": packed, "weight_index": index, "weight_kinds": kinds}
+    return tensors if scales is None else tensors | {SCALE: scales}
+
+
+def in_both_kinds(weight: Tensor) -> Tensor:
+    """A copy that keeps what is largest in every other unit by 2:4, the first one included."""
+    down, across = unit_grid(weight.shape[0], weight.shape[1])
+    places = torch.arange(down)[:, None] + torch.arange(across)
+    kinds = (places % 2).to(weight.device, torch.uint8)
+    dense = dense_windows(kinds, weight.shape[0], weight.shape[1])
+    columns = dense.repeat_interleave(WINDOW, 1)[:, : weight.shape[1]]
+    return weight.where(columns, PatternOptions(n=2, m=4).keep_largest(weight))
 
 
 def stream_sizes(

@@ -22,7 +22,7 @@ from ...values.types import SMALLEST, scale_count, scale_dtype
 from ..cpu_panels.panels import ROWS, by_panel, by_row
 from ..sparse_24.layout import unit_grid
 from . import panels_reference
-from .layout import require_streams, stream_sizes
+from .layout import in_both_kinds, require_streams, stored_tensors, stream_sizes
 from .ops import ops
 from .options import HybridOptions, hybrid_options
 
@@ -45,8 +45,7 @@ class HybridPanels(Format):
         )
 
     def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        stored = _stored_scheme(scheme)
-        return stored.format.conform(weight, stored)
+        return require_quantized(scheme).conform(in_both_kinds(weight))
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         group, panels = hybrid_options(scheme).group, -(-shape[0] // ROWS)
@@ -60,28 +59,32 @@ class HybridPanels(Format):
         }
 
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
-        """By way of hybrid_24."""
-        stored = _stored_scheme(scheme)
-        return stored.format.pack(weight, stored).transcode(scheme)
+        self.require_weight(weight, scheme)
+        found = require_quantized(scheme)
+        numbers, scales = found.require_codes(*found.quantise(weight.detach()), scheme)
+        codes = numbers.to(found.type.dtype).view(torch.uint8)
+        shape = (weight.shape[0], weight.shape[1])
+        return self.arrange(stored_tensors(codes, scales, found.type), scheme, shape)
 
-    def arrange(self, packed: PackedWeight, scheme: Scheme) -> PackedWeight:
-        """Makes panels of a valid weight in hybrid_24 with these codes, where it is."""
-        tensors, rows = packed.tensors, packed.shape[0]
-        type = require_quantized(scheme).type
-        own = stream_sizes(tensors["weight_kinds"], packed.shape, type)
+    def arrange(
+        self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
+    ) -> PackedWeight:
+        """Makes panels of the tensors of hybrid_24 by name, valid ones, where they are."""
+        type, rows = require_quantized(scheme).type, shape[0]
+        own = stream_sizes(stored["weight_kinds"], shape, type)
         values, index = (
-            by_panels(tensors[name], sizes, rows)
+            by_panels(stored[name], sizes, rows)
             for name, sizes in zip(("weight_packed", "weight_index"), own, strict=True)
         )
         words = [bits_as(F.pad(each, (0, -each.shape[1] % 4)), torch.int32) for each in index]
         return PackedWeight(
             scheme,
-            packed.shape,
+            shape,
             {
                 "values": torch.cat([each.T for each in values]).contiguous(),
                 "positions": torch.cat([each.T for each in words]).contiguous(),
-                "kinds": tensors["weight_kinds"],
-                "scales": by_panel(tensors[SCALE]),
+                "kinds": stored["weight_kinds"],
+                "scales": by_panel(stored[SCALE]),
             },
         )
 
@@ -155,10 +158,10 @@ class HybridPanels(Format):
         return ops.hybrid_panels_linear(x, *held, shape[0], own, options.values, group, bias)
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
-        """Codes stay as they are."""
-        same = _stored_scheme(packed.scheme)
-        stored = PackedWeight(same, packed.shape, self.stored(packed))
-        return stored.to(device) if target == same else stored.transcode(target, device)
+        """Codes of one type and group stay as they are."""
+        if (target.options, target.dtype) != (packed.scheme.options, packed.dtype):
+            return super().transcode(packed, target, device)
+        return PackedWeight(target, packed.shape, self.stored(packed)).to(device)
 
 
 def by_panels(stream: Tensor, sizes: list[int], rows: int) -> list[Tensor]:
@@ -179,9 +182,3 @@ def by_rows(panels: list[Tensor], rows: int) -> Tensor:
 
 def _height(panel: int, rows: int) -> int:
     return min(ROWS, rows - panel * ROWS)
-
-
-def _stored_scheme(scheme: Scheme) -> Scheme:
-    from . import Hybrid24
-
-    return Hybrid24().scheme(scheme.dtype, scheme.values)
