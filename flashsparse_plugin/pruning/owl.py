@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from ..modules import weight_of
-from .gathering import gathering
-from .relay import by_decoder_layer, evaluating
+from .inputs import inputs_of
+from .relay import by_decoder_layer
 from .wanda import wanda_scores
 
 if TYPE_CHECKING:
@@ -37,9 +36,7 @@ def allocate_owl(
     decoder layers get the budget itself.
     """
     groups = by_decoder_layer(model, linears)
-    with gathering(linears, ()) as seen, evaluating(model):
-        for batch in tqdm(batches, "outliers", unit="batch", disable=not progress):
-            model(input_ids=batch, use_cache=False)
+    seen = inputs_of(model, linears, batches, (), "outliers", progress)
     sizes = [sum(weight_of(linears[name]).numel() for name in group) for group in groups]
     shares = []
     for group, elements in zip(groups, sizes, strict=True):

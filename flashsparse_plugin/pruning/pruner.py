@@ -13,6 +13,7 @@ from torch import nn
 from ..modules import weight_of
 from ..names import LM_HEAD
 from .allocation import UNIFORM, allocate, needs_text
+from .blocks import share_dense
 from .calibration import calibration_batches
 from .experts import ExpertView
 from .layers import PruneReport, Retained, check_weight, prunable_linears, report
@@ -41,6 +42,7 @@ def prune(
     allocation: str = UNIFORM,
     permute: bool = False,
     router_weighted: bool = False,
+    dense: float = 0.0,
 ) -> PruneReport:
     """Set the least important weights of a model to zero, in place.
 
@@ -80,6 +82,8 @@ def prune(
             Experts keep their order.
         router_weighted: Whether the inputs of experts count by the weights that the router gives
             them (MoE-Pruner, arXiv 2410.12013); for methods that read inputs.
+        dense: With the pattern 2:4, the share of elements, over all layers, in blocks of 16 x 256
+            that stay dense: those whose layers' outputs would lose most, see `blocks.share_dense`.
 
     Returns:
         The sparsity reached and the share of the scores that is left, layer by layer.
@@ -102,7 +106,7 @@ def prune(
         raise ValueError(
             "permute spreads columns over the windows of a pattern: give pattern=(n, m)"
         )
-    rule = PruningRule(sparsity, scope, pattern, vector_length)
+    rule = PruningRule(sparsity, scope, pattern, vector_length, dense)
     linears = prunable_linears(model, ignore, experts=True)
     for name, linear in linears.items():
         check_weight(name, weight_of(linear))
@@ -117,6 +121,9 @@ def prune(
     if permute:
         modules = {name: x for name, x in linears.items() if not isinstance(x, ExpertView)}
         permute_(model, modules, rule, batches)
+    if dense:
+        found = share_dense(model, linears, dense, batches, progress)
+        rules = {name: replace(rule, sparsity=None, dense=own) for name, own in found.items()}
     gradients: Mapping[str, torch.Tensor] = {}
     if chosen.needs_gradients:
         windows = [window for batch in batches for window in batch.split(1)]
