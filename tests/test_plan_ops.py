@@ -17,6 +17,8 @@ PATTERN = {"pattern": (8, 32, 128)}
 PRODUCTS = {
     "dense.gemv": Product((4096, 4096), 4),
     "dense.flat_gemm": Product((4096, 4096), 16),
+    "exact_units.few": Product((4096, 4096), 16, 24 << 20),
+    "exact_units.many": Product((4096, 4096), 64, 24 << 20),
     "tiled_csl.sparse": Product((4096, 4096), 16, 20 << 20),
     "tiled_bitmap.few": Product((4096, 4096), 16, 20 << 20),
     "tiled_bitmap.codes": Product((4096, 4096), 16, 12 << 20, values="int8"),

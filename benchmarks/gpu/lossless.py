@@ -33,15 +33,15 @@ from torch import Tensor
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.evaluation.dense_products import fp8
-from flashsparse_plugin.plan import Plan
+from flashsparse_plugin.ops.plan import choose_kernel, plan
+from flashsparse_plugin.plan import FEW, LIBRARY, MANY
 
 Row = dict[str, Any]
-KIND, KERNEL = "lossless", "exact_units.sparse"
+KIND, FORMAT = "lossless", "exact_units"
 SHAPES = (
     *("4096x4096", "6144x4096", "4096x14336", "28672x4096", "28672x8192", "8192x28672"),
     *("57344x8192", "128256x4096"),
 )
-UNPACKED = Plan.only("library")
 ODD = ((1, 1), (16, 256), (33, 700), (129, 4160), (1000, 1104), (1001, 1003), (300, 33))
 LARGE = ((4096, 4096), (28672, 4096), (4096, 14336))
 TOKENS = (1, 3, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 128, 200)
@@ -176,7 +176,7 @@ class Speed(far.Far):
 
     def _launches(
         self,
-        each: Layer,
+        shape: Layer,
         packed: fs.PackedWeight,
         copies: _measure.Rotation,
         x: Tensor,
@@ -188,16 +188,20 @@ class Speed(far.Far):
         calls = [("planned", lambda x: copies().linear(x))]
         gpu = gpu_of(self._device)
         product = packed.format.product(packed.scheme, packed.shape, packed.nbytes, len(x), gpu)
-        for launch in launches_of(KERNEL, product, gpu, max(self._arguments.launches, 1)):
-            if not calls[1:]:
-                about = about | {"expected_us": round(launch.seconds * 1e6, 2)}
-            if self._arguments.launches and self._device.type == "cuda":
-                calls.append((launch.text, launch.of(lambda x: copies().linear(x))))
+        planned = choose_kernel(FORMAT, product, gpu)
+        about = about | {"kernel": planned}
+        if planned != LIBRARY:
+            launch = plan(f"{FORMAT}.{planned}", product, gpu)
+            about |= {"expected_us": round(launch.seconds * 1e6, 2)}
+        both = (FEW, MANY) if self._arguments.launches and self._device.type == "cuda" else ()
+        for kernel in both:
+            for each in launches_of(f"{FORMAT}.{kernel}", product, gpu, self._arguments.launches):
+                calls.append((f"{kernel} {each.text}", each.of(lambda x: copies().linear(x))))
         for name, call in calls:
             us = self._stopwatch(lambda call=call: call(next(pair)), len(copies)).microseconds
             near = self._stopwatch(lambda call=call: call(x), len(copies)).microseconds
             kind = KIND if name == "planned" else f"{KIND}, {name}"
-            self._row(each, len(x), kind, dense, us, near)
+            self._row(shape, len(x), kind, dense, us, near)
             self.rows[-1] |= about
 
 

@@ -192,9 +192,11 @@ def _schemes(dtype: torch.dtype) -> list[Scheme]:
     found = []
     for name in format_names():
         try:
-            found.append(get_format(name).scheme(dtype))
+            scheme = get_format(name).scheme(dtype)
         except FormatError:
             continue
+        if scheme.format.pattern(scheme) is None:
+            found.append(scheme)
     return found
 
 

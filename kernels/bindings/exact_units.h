@@ -7,6 +7,7 @@
 #include "bindings/launch.h"
 #include "bindings/packed.h"
 #include "cuda/exact_units/linear_plan.h"
+#include "cuda/exact_units/wgmma_plan.h"
 #include "formats/exact_units.h"
 
 namespace flashsparse {
@@ -18,6 +19,14 @@ struct LaunchNumbers<exact_units::LinearPlan> {
   static auto of(exact_units::LinearPlan& plan) {
     return std::tie(plan.shape, plan.row_warps, plan.column_warps, plan.weight_stages,
                     plan.x_stages, plan.blocks);
+  }
+};
+
+template <>
+struct LaunchNumbers<exact_units::WgmmaPlan> {
+  static constexpr const char* kFields = "shape down depth stages clusters";
+  static auto of(exact_units::WgmmaPlan& plan) {
+    return std::tie(plan.shape, plan.down, plan.depth, plan.stages, plan.clusters);
   }
 };
 

@@ -13,7 +13,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def(
       "exact_units_linear(Tensor x, Tensor units, Tensor row_scales, Tensor slots, Tensor listed, "
       "Tensor listed_offsets, int out_features, ScalarType weight_dtype, Tensor? bias=None, "
-      "int? sparse_tokens=None) -> Tensor");
+      "int? sparse_tokens=None, int? few_tokens=None) -> Tensor");
 }
 
 }  // namespace

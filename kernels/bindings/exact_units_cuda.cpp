@@ -17,6 +17,7 @@ namespace flashsparse {
 namespace {
 
 using exact_units::LinearPlan;
+using exact_units::WgmmaPlan;
 using torch::stable::accelerator::DeviceGuard;
 
 void check(const ExactUnits& packed, int64_t out, int64_t in) {
@@ -87,13 +88,48 @@ void mma_product(const LinearInputs& inputs, const ExactUnits& packed, const Gpu
   }
 }
 
-// Dense tensor cores on decoded units up to the caller's number of tokens, then unpacking and the
-// library's product. The choice is made on the host, so that CUDA graphs can capture it.
+// Fills y by wgmma in one launch.
+void wgmma_product(const LinearInputs& inputs, const ExactUnits& packed, const Gpu& gpu,
+                   Tensor& y) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
+  const Tensor x = aligned_rows(inputs.x, 8);
+  const cudaStream_t stream = current_stream(x);
+  WgmmaPlan plan{};
+  plan.unit_slots = packed.unit_slots();
+  plan = launch_of(
+      "exact_units", rows, cols, tokens, plan,
+      [&] { return exact_units::plan_wgmma(rows, cols, tokens, gpu, plan.unit_slots); },
+      [&](const auto& own) { return own.broken_rule(rows, cols, tokens, gpu); });
+  Partials partials(x, plan.partial_floats(rows, tokens));
+  exact_units::WgmmaArguments arguments{};
+  arguments.units = words_of(packed.units);
+  arguments.scales = packed.scales.const_data_ptr<float>();
+  arguments.exceptions = exceptions(packed);
+  arguments.x = bits(x);
+  arguments.x_stride = static_cast<int>(row_length(x));
+  arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
+  arguments.y = mutable_bits(y);
+  arguments.partials = partials.data();
+  arguments.rows = static_cast<int>(rows);
+  arguments.cols = static_cast<int>(cols);
+  arguments.tokens = static_cast<int>(tokens);
+  arguments.cut(plan);
+  arguments.weight_stages = plan.weight_stages();
+  if (plan.shares_tiles(rows, tokens)) {
+    STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
+  }
+  const TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
+  STD_CUDA_CHECK(cuda::exact_units_wgmma(arguments, map, plan, stream));
+}
+
+// Dense tensor cores on decoded units, by the decode kernel or the prefill kernel up to the caller's
+// numbers of tokens, then unpacking and the library's product. The choice is made on the host, so that CUDA graphs can capture it.
 Tensor exact_units_linear(const Tensor& x, const Tensor& units, const Tensor& scales,
                           const Tensor& slots, const Tensor& list, const Tensor& offsets,
                           int64_t rows, ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                          std::optional<int64_t> sparse_tokens) {
-  check_sparse_tokens(sparse_tokens);
+                          std::optional<int64_t> sparse_tokens,
+                          std::optional<int64_t> few_tokens) {
+  check_sparse_tokens(sparse_tokens, few_tokens);
   FS_CHECK(weight_dtype == ScalarType::BFloat16, "exact_units weights are bfloat16");
   const ExactUnits packed{units, scales, slots, list, offsets};
   const LinearInputs inputs(x, rows, bias, units, "units");
@@ -102,11 +138,15 @@ Tensor exact_units_linear(const Tensor& x, const Tensor& units, const Tensor& sc
   const DeviceGuard guard(units.get_device_index());
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
+  const Gpu gpu = gpu_of(units);
   const Kernel kernel = chosen_kernel(
-      "exact_units", {Kernel::kSparse}, x.scalar_type() == weight_dtype,
-      [&] { return exact_units::choose_kernel(inputs.tokens, {sparse_tokens, {}}); });
-  if (kernel == Kernel::kSparse) {
-    mma_product(inputs, packed, gpu_of(units), y);
+      "exact_units", {Kernel::kFew, Kernel::kMany}, x.scalar_type() == weight_dtype, [&] {
+        return exact_units::choose_kernel(inputs.tokens, gpu, {sparse_tokens, few_tokens});
+      });
+  if (kernel == Kernel::kMany) {
+    wgmma_product(inputs, packed, gpu, y);
+  } else if (kernel == Kernel::kFew) {
+    mma_product(inputs, packed, gpu, y);
   } else {
     unpacked_product(
         inputs, weight_dtype, exact_units::kUnitRows, y,

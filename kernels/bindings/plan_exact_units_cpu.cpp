@@ -7,6 +7,7 @@ namespace flashsparse::planning {
 namespace {
 
 using exact_units::LinearPlan;
+using exact_units::WgmmaPlan;
 
 // From the bytes of the weight; those of a weight that is not packed yet say nothing.
 int unit_slots(const Product& product) {
@@ -16,29 +17,49 @@ int unit_slots(const Product& product) {
   return beside >= 64 ? 16 : beside >= 32 ? 8 : 4;
 }
 
-Kernel choose(const Product& product, const Gpu&, const TokenLimits& limits) {
-  return exact_units::choose_kernel(product.tokens, limits);
+Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits) {
+  return exact_units::choose_kernel(product.tokens, gpu, limits);
 }
 
-// That of sparse_24's native values: not fitted to this kernel.
-Fit fit(int64_t) { return {1.5, 0, 1.03}; }
+// Those of sparse_24, native values and 8 bits: not fitted to these kernels.
+Fit few_fit(int64_t) { return {1.5, 0, 1.03}; }
+Fit many_fit(int64_t) { return {0.2, 0, 0.96}; }
 
-Launch plan_sparse(const Product& product, const Gpu& gpu) {
-  return planned(product, gpu, exact_units::max_tokens(gpu), fit, [&](int64_t tokens) {
+Launch plan_few(const Product& product, const Gpu& gpu) {
+  return planned(product, gpu, exact_units::max_tokens(gpu), few_fit, [&](int64_t tokens) {
     return exact_units::price_linear(product.rows, product.cols, tokens, gpu, unit_slots(product));
   });
 }
 
-std::vector<Launch> list_sparse(const Product& product, const Gpu& gpu) {
-  return compared(product, gpu, exact_units::max_tokens(gpu), fit, [&](int64_t tokens) {
+std::vector<Launch> list_few(const Product& product, const Gpu& gpu) {
+  return compared(product, gpu, exact_units::max_tokens(gpu), few_fit, [&](int64_t tokens) {
     return exact_units::list_linear(product.rows, product.cols, tokens, gpu, unit_slots(product));
   });
 }
 
-Shapes shapes() {
+Shapes few_shapes() {
   return shapes_of("tokens row_units warps", exact_units::kShapes,
                    [](const exact_units::ShapeInfo& info) {
                      return std::vector<int64_t>{info.tokens, info.row_units, info.warps};
+                   });
+}
+
+Launch plan_many(const Product& product, const Gpu& gpu) {
+  return planned(product, gpu, product.tokens, many_fit, [&](int64_t tokens) {
+    return exact_units::price_wgmma(product.rows, product.cols, tokens, gpu, unit_slots(product));
+  });
+}
+
+std::vector<Launch> list_many(const Product& product, const Gpu& gpu) {
+  return compared(product, gpu, product.tokens, many_fit, [&](int64_t tokens) {
+    return exact_units::list_wgmma(product.rows, product.cols, tokens, gpu, unit_slots(product));
+  });
+}
+
+Shapes many_shapes() {
+  return shapes_of("tokens groups", exact_units::kWgmmaShapes,
+                   [](const mma_units::WgmmaShapeInfo& info) {
+                     return std::vector<int64_t>{info.tokens, info.groups};
                    });
 }
 
@@ -47,8 +68,9 @@ Shapes shapes() {
 Format exact_units_planners() {
   return {"exact_units",
           choose,
-          {{"exact_units.sparse", LaunchNumbers<LinearPlan>::kFields, shapes, plan_sparse,
-            list_sparse}}};
+          {{"exact_units.few", LaunchNumbers<LinearPlan>::kFields, few_shapes, plan_few, list_few},
+           {"exact_units.many", LaunchNumbers<WgmmaPlan>::kFields, many_shapes, plan_many,
+            list_many}}};
 }
 
 }  // namespace flashsparse::planning

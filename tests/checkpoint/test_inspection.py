@@ -28,7 +28,7 @@ def test_dense(tmp_path, dtype):
     assert (found.format, found.model_type) == (None, "llama")
     assert found.bytes_stored == sum(tensor.nbytes for tensor in tensors.values())
     assert len(found.layers) == 15
-    refused = ["nm_vector", *(["lossless"] if dtype == torch.float32 else [])]
+    refused = ["nm_vector", "hybrid_24", *(["lossless"] if dtype == torch.float32 else [])]
     for layer in found.layers:
         weight = tensors.pop(f"{layer.name}.weight")
         assert layer.shape == tuple(weight.shape)
@@ -37,7 +37,7 @@ def test_dense(tmp_path, dtype):
         assert layer.bytes_stored == layer.bytes_dense == weight.nbytes
         half = weight.bfloat16()
         assert layer.bytes_in == {
-            # nm_vector knows no pattern for random zeros, and lossless rounds nothing.
+            # Random zeros follow no pattern, not in some blocks either; lossless rounds nothing.
             name: None if name in refused else fs.pack(half, name).nbytes
             for name in fs.format_names()
         }

@@ -8,6 +8,8 @@ of a product covers it. Here products that do not wait are caught, whatever the 
 import emulated_decode as decode
 import pytest
 import torch
+from emulated_exact_units import Plan as ExactPlan
+from emulated_exact_units import random_case as exact_case
 from emulated_gather import random_case as gather_case
 from emulated_products import run
 from emulated_sparse_24 import Plan as SparsePlan
@@ -27,6 +29,10 @@ def cases(seed):
         "sparse_24/linear_driver": sparse_case(27, 700, 6, 1, **of_24),
         "sparse_24/linear_codes_driver": sparse_case(27, 700, 6, 1, options=fp8, **of_24),
         "sparse_24/wgmma_driver": sparse_case(150, 300, 9, 1, seed=seed, plan=(-1, 1, 1, 3, 1)),
+        "exact_units/linear_driver": exact_case(
+            27, 700, 6, 1, plan=ExactPlan(0, 1, 1, 2, 2, 2), seed=seed
+        ),
+        "exact_units/wgmma_driver": exact_case(150, 300, 9, 1, plan=(-1, 1, 1, 3, 1), seed=seed),
         "tiled_bitmap/linear_driver": bitmap_case(27, 700, 6, 1, 0.5, seed=seed),
         "nm_gather/linear_driver": gather_case(
             70, 2000, 8, 4, 8, 8, 1, plan=(0, 2, 2, 2, 1), seed=seed

@@ -5,8 +5,10 @@
 
 #include <cstdint>
 
+#include "common/tensor_map.h"
 #include "cuda/exact_units/linear_arguments.h"
 #include "cuda/exact_units/linear_plan.h"
+#include "cuda/exact_units/wgmma_plan.h"
 
 namespace flashsparse::cuda {
 
@@ -16,6 +18,11 @@ namespace flashsparse::cuda {
 cudaError_t exact_units_linear(const exact_units::Arguments& arguments,
                                const exact_units::LinearPlan& plan, bool early,
                                cudaStream_t stream);
+
+// Needs a plan whose broken_rule() is null for this product, and compute capability 9.0. The tiles
+// of `x` have plan.copied_tokens() rows.
+cudaError_t exact_units_wgmma(const exact_units::WgmmaArguments& arguments, const TiledMatrix& x,
+                              const exact_units::WgmmaPlan& plan, cudaStream_t stream);
 
 // Unpacks units to weight[rows, cols], bfloat16, on `stream` of the current device; rows, cols >=
 // 1. Rows from a multiple of 16 on can be unpacked alone: pass their units, scales, slots and

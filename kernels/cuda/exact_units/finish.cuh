@@ -7,6 +7,7 @@
 #include "common/mma.cuh"
 #include "cuda/exact_units/linear_arguments.h"
 #include "cuda/mma_units/sums_tile.cuh"
+#include "formats/exact_units.h"
 
 namespace flashsparse::exact_units {
 
@@ -92,6 +93,69 @@ class Finish {
   const int row_warp_, column_warp_;
   uint32_t begin_ = 0, end_ = 0;  // the row tile's part of the list
   float scales_[2 * kRowUnits];   // of the rows that a lane has sums of
+};
+
+// The same for a warp of the wgmma kernel.
+class WgmmaFinish {
+ public:
+  __device__ __forceinline__ explicit WgmmaFinish(const WgmmaArguments& a) : a_(a) {}
+
+  // Of a row of units and the tokens of a tile, from its first one on.
+  class Tile {
+   public:
+    __device__ __forceinline__ Tile(const WgmmaArguments& a, int row_unit, int token)
+        : a_(a),
+          first_(row_unit * kUnitRows),
+          token_(token + threadIdx.x % 4 * 2),
+          begin_(load_readonly(a.exceptions.offsets + row_unit)),
+          end_(load_readonly(a.exceptions.offsets + row_unit + 1)),
+          upper_(scale(0)),
+          lower_(scale(8)) {}
+
+    // Accumulators of the tokens from 8 n on: two of each of the lane's rows.
+    __device__ __forceinline__ float4 operator()(int n, const float4& sums) const {
+      float4 y{sums.x * upper_, sums.y * upper_, sums.z * lower_, sums.w * lower_};
+      FS_NO_UNROLL
+      for (uint32_t i = begin_; i < end_; ++i) {
+        const uint32_t value = load_readonly(a_.exceptions.list + 2 * uint64_t{i} + 1);
+        const uint32_t row = (value - first_) & 0xffff;
+        if (row % 8 != threadIdx.x % 32 / 4) continue;
+        const uint32_t column = load_readonly(a_.exceptions.list + 2 * uint64_t{i});
+        const float weight = to_float<BFloat16>(static_cast<uint16_t>(value >> 16));
+        const float one = x(8 * n, column), other = x(8 * n + 1, column);
+        if (row < 8) {
+          y.x = fmaf(weight, one, y.x), y.y = fmaf(weight, other, y.y);
+        } else {
+          y.z = fmaf(weight, one, y.z), y.w = fmaf(weight, other, y.w);
+        }
+      }
+      __syncwarp();
+      return y;
+    }
+
+   private:
+    __device__ __forceinline__ float scale(int below) const {
+      const int row = first_ + below + threadIdx.x % 32 / 4;
+      return row < a_.rows ? a_.scales[row] : 0.0f;
+    }
+    // Of a token after the lane's first one; 0 past the last.
+    __device__ __forceinline__ float x(int after, uint32_t column) const {
+      const int token = token_ + after;
+      if (token >= a_.tokens) return 0;
+      return to_float<BFloat16>(a_.x[token * int64_t{a_.x_stride} + column]);
+    }
+
+    const WgmmaArguments& a_;
+    const int first_, token_;
+    const uint32_t begin_, end_;
+    const float upper_, lower_;
+  };
+  __device__ __forceinline__ Tile of_tile(int row_unit, int token) const {
+    return {a_, row_unit, token};
+  }
+
+ private:
+  const WgmmaArguments& a_;
 };
 
 }  // namespace flashsparse::exact_units

@@ -8,13 +8,19 @@
 
 namespace flashsparse::exact_units {
 
-// Up to this many tokens the decode kernel, whose launches take 64 or 32 of them, is faster than
-// unpacking the weight once: that moves 3.5 bytes a weight, and the library reads another two,
-// where a launch reads 1.5. Calculated from these bytes, and not measured.
-constexpr int64_t kMostSparseTokens = 128;
+// Up to this many tokens the sparse kernels are faster than unpacking the weight once: that moves
+// 3.5 bytes a weight, and the library reads another two, where a launch of 64 tokens by mma, or of
+// 128 by wgmma, reads 1.5. Calculated from these bytes, and not measured.
+constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? 512 : 128; }
 
-constexpr Kernel choose_kernel(int64_t tokens, const TokenLimits& limits = {}) {
-  return tokens > limits.sparse.value_or(kMostSparseTokens) ? Kernel::kUnpacked : Kernel::kSparse;
+// Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h: by the
+// wavefronts of shared memory that x takes, as in sparse_24, and not measured.
+inline constexpr int64_t kFewTokens = 16;
+
+inline Kernel choose_kernel(int64_t tokens, const Gpu& gpu, const TokenLimits& limits = {}) {
+  if (tokens > limits.sparse.value_or(max_sparse_tokens(gpu))) return Kernel::kUnpacked;
+  return gpu.has_wgmma() && tokens > limits.few.value_or(kFewTokens) ? Kernel::kMany
+                                                                      : Kernel::kFew;
 }
 
 }  // namespace flashsparse::exact_units

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments of the decode kernel of exact_units, all of them device memory.
+// Arguments of the kernels of exact_units, all of them device memory.
 #pragma once
 #include <cstdint>
 
 #include "cuda/mma_units/linear_arguments.h"
+#include "cuda/mma_units/wgmma_arguments.h"
 
 namespace flashsparse::exact_units {
 
@@ -18,6 +19,13 @@ struct Exceptions {
 // `scales` are never null.
 struct Arguments : mma_units::Arguments {
   Exceptions exceptions;
+};
+
+// `x` beside its tensor map: of single columns.
+struct WgmmaArguments : mma_units::WgmmaArguments {
+  Exceptions exceptions;
+  const uint16_t* x;
+  int x_stride;  // from one row of x to the next, in 16 bits
 };
 
 }  // namespace flashsparse::exact_units

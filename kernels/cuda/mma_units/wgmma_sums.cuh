@@ -12,6 +12,16 @@
 
 namespace flashsparse::mma_units {
 
+// What is done to accumulators before they are stored: nothing. A format's own has of_tile(row_unit,
+// token), of a warp's row of units and a tile's first token, which returns what is called with the
+// accumulators of the tokens from 8 n on.
+struct Unchanged {
+  struct Tile {
+    __device__ __forceinline__ float4 operator()(int, const float4& sums) const { return sums; }
+  };
+  __device__ __forceinline__ Tile of_tile(int, int) const { return {}; }
+};
+
 template <class Type, class Shape, TokenScales token_scales, class Sum = float, int restored = 1>
 class WgmmaSums {
  public:
@@ -37,20 +47,23 @@ class WgmmaSums {
   }
 
   // `tile` is one of the cluster's range.
+  template <class Finish = Unchanged>
   __device__ __forceinline__ void leave(Sum (&sums)[Shape::kTokens / 2], const WgmmaTiles& tiles,
-                                        int tile) const {
+                                        int tile, const Finish& finish = {}) const {
     const int unit = tiles.row_tile(tile) * tile_units() + unit_;
     if (unit >= a_.unit_rows) return;
-    const Y y(a_, unit * kUnitRows, tiles.token_tile(tile) * Shape::kTokens);
+    const int token = tiles.token_tile(tile) * Shape::kTokens;
+    const Y y(a_, unit * kUnitRows, token);
     if (a_.depth > 1) {
       give(sums, y.tokens());
-      take(y);
+      take(y, finish.of_tile(unit, token));
       return;
     }
     const int first = tiles.first_cluster(tile), last = tiles.last_cluster(tile);
     if (first < last && !add_clusters(sums, tiles, tile, first, last, y.tokens())) return;
+    const auto own = finish.of_tile(unit, token);
     FS_UNROLL
-    for (int n = 0; n < kTokenBlocks; ++n) y.store(n, numbers<Sum>(moved(sums + 4 * n)));
+    for (int n = 0; n < kTokenBlocks; ++n) y.store(n, own(n, numbers<Sum>(moved(sums + 4 * n))));
   }
 
  private:
@@ -90,7 +103,8 @@ class WgmmaSums {
   }
 
   // Adds up what all blocks along K have sent, in their order, and stores y.
-  __device__ __forceinline__ void take(const Y& y) const {
+  template <class Own>
+  __device__ __forceinline__ void take(const Y& y, const Own& own) const {
     const int share = kTokenBlocks / a_.depth, begin = WgmmaTiles::part(a_) * share;
     mbarrier_wait_cluster(arrived_, 0);
     FS_NO_UNROLL
@@ -101,7 +115,7 @@ class WgmmaSums {
       for (int part = 1; part < a_.depth; ++part) {
         sum = joined<Sum>(sum, load_shared<float4>(given(part, n)));
       }
-      y.store(begin + n, numbers<Sum>(sum));
+      y.store(begin + n, own(begin + n, numbers<Sum>(sum)));
     }
   }
 

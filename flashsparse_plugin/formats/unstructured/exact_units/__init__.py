@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ....packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec
-from ....plan import Plan, limits_of
+from ....plan import FEW, LIBRARY, MANY, Implementation, Plan, limits_of
 from . import layout, reference
 from .check import require_valid
 from .exceptions import unit_grid
@@ -29,7 +29,7 @@ class ExactUnits(Format):
     version = 1
     on_disk = False
     dtypes = (torch.bfloat16,)
-    sparse = "dense tensor cores, which registers decode 12-bit weights for"
+    sparse = "dense tensor cores on decoded weights"
     tensor_names = layout.NAMES
     reference: ClassVar[Reference] = reference
 
@@ -69,7 +69,7 @@ class ExactUnits(Format):
     ) -> Tensor:
         held = map(tensors.__getitem__, layout.NAMES)
         return ops.exact_units_linear(
-            x, *held, shape[0], scheme.dtype_number, bias, *limits_of(plan, 1)
+            x, *held, shape[0], scheme.dtype_number, bias, *limits_of(plan, 2)
         )
 
     def check(self, packed: PackedWeight) -> None:
@@ -79,6 +79,13 @@ class ExactUnits(Format):
         units = packed.tensors["units"]
         coded = sum(int((layout.halves_of(row[None]) & 0x0780).count_nonzero()) for row in units)
         return coded + len(layout.exceptions_of(packed.tensors).rows)
+
+    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
+        return {
+            FEW: Implementation(None, "tensor cores on decoded weights, for few tokens: mma"),
+            MANY: Implementation(None, "tensor cores on decoded weights: wgmma", (9, 0)),
+            LIBRARY: super().implementations(scheme)[LIBRARY],
+        }
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
         """To the form on disk without the dense weight in between."""

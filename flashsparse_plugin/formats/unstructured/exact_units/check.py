@@ -10,14 +10,15 @@ from torch import Tensor
 
 from ....packed import FormatError
 from . import layout
-from .exceptions import SLOTS, UNIT_ROWS
+from .exceptions import SLOTS, UNIT_ROWS, place
 
 
 def require_valid(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
     """Raises FormatError for tensors that no weight has; their dtypes are right, and dimensions.
 
     First what a kernel would read out of bounds by: offsets, columns and rows of the list. Then
-    the tensors must be those of the weight that they stand for, of which there are only one each.
+    each element must be in one place, where packers put it: a code that means another one beside an
+    exception would be added to it.
     """
     units, scales, slots, listed, offsets = (tensors[name] for name in layout.NAMES)
     if slots.shape[2] not in SLOTS:
@@ -43,15 +44,29 @@ def require_valid(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None
 
 
 def _require_of_a_weight(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
-    found = layout.exceptions_of(tensors)
+    found, bases = layout.exceptions_of(tensors), layout.bases_of(tensors["row_scales"])
     rows, columns = shape
     if bool((found.rows >= rows).any() | (found.columns >= columns).any()):
         raise FormatError("slots or listed have weights beyond the weight's edge")
-    again = layout.pack(layout.spread(tensors, shape))
+    if bool(((found.rows * columns + found.columns).diff() <= 0).any()):
+        raise FormatError("slots and listed have a weight twice")
+    codes = (found.bits >> 7 & 0xFF).int() - bases[found.rows]
+    if bool((((codes >= 1) & (codes <= 15)) | (found.bits & 0x7FFF == 0)).any()):
+        raise FormatError("slots or listed have a weight that has a code")
+    for slab in layout.slabs(*shape):
+        halves = layout.halves_of(tensors["units"][layout.unit_rows(slab)])
+        if bool(((halves & 0x0780 == 0) & (halves & 0x7F != 0)).any()):
+            raise FormatError("units have a fraction without a code")
+        if bool(halves[:, columns:].any() | halves[slab.stop - slab.start :].any()):
+            raise FormatError("units have weights beyond the weight's edge")
+        own = (found.rows >= slab.start) & (found.rows < slab.stop)
+        if bool(halves[found.rows[own] - slab.start, found.columns[own]].any()):
+            raise FormatError("units have a weight in the place of one in slots or listed")
+    placed = place(found, bases.to(torch.uint8), shape)
     count = int(tensors["listed_offsets"][-1])
-    for name in layout.NAMES:
-        ours, theirs = tensors[name], again[name]
+    for name, right in zip(("slots", "listed", "listed_offsets"), placed, strict=True):
+        ours = tensors[name]
         if name == "listed":
-            ours, theirs = ours[:count], theirs[: int(again["listed_offsets"][-1])]
-        if not torch.equal(ours, theirs):
-            raise FormatError(f"{name} are not those of the weight that the tensors stand for")
+            ours, right = ours[:count], right[:count]
+        if not torch.equal(ours, right):
+            raise FormatError(f"{name} do not have exceptions where a packer puts them")

@@ -49,10 +49,10 @@ def pack(weight: Tensor) -> dict[str, Tensor]:
     shape = (weight.shape[0], weight.shape[1])
     units = weight.new_empty((*unit_grid(*shape), UNIT_WORDS), dtype=torch.int32)
     bases, found = weight.new_empty(shape[0], dtype=torch.uint8), []
-    for slab in _slabs(*shape):
+    for slab in slabs(*shape):
         bits = weight[slab].contiguous().view(torch.int16)
         halves, bases[slab], listed = _split(bits)
-        units[_unit_rows(slab)] = _units(halves)
+        units[unit_rows(slab)] = _units(halves)
         rows, columns = listed.nonzero(as_tuple=True)
         found.append((rows + slab.start, columns, bits[rows, columns]))
     exceptions = Exceptions(*map(torch.cat, zip(*found, strict=True)))
@@ -71,8 +71,8 @@ def arrange(stored: Mapping[str, Tensor], shape: tuple[int, int]) -> dict[str, T
     """
     packed, bases, ends, columns, bits = (stored[name] for name in STORED)
     units = packed.new_empty((*unit_grid(*shape), UNIT_WORDS), dtype=torch.int32)
-    for slab in _slabs(*shape):
-        units[_unit_rows(slab)] = _units(_halves(packed[slab]))
+    for slab in slabs(*shape):
+        units[unit_rows(slab)] = _units(_halves(packed[slab]))
     count = int(ends[-1])
     rows = torch.arange(shape[0], device=ends.device).repeat_interleave(ends.diff())
     return _tensors(units, bases, Exceptions(rows, columns[:count].long(), bits[:count]), shape)
@@ -90,8 +90,8 @@ def stored(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> dict[str, T
     units, scales = tensors["units"], tensors["row_scales"]
     chunks = -(-shape[1] // CHUNK_COLUMNS)
     packed = units.new_empty((shape[0], chunks * CHUNK_BYTES), dtype=torch.uint8)
-    for slab in _slabs(*shape):
-        halves = halves_of(units[_unit_rows(slab)])
+    for slab in slabs(*shape):
+        halves = halves_of(units[unit_rows(slab)])
         packed[slab] = _chunks(halves[: slab.stop - slab.start, : chunks * CHUNK_COLUMNS])
     found = exceptions_of(tensors)
     ends = F.pad(found.rows.bincount(minlength=shape[0]).cumsum(0), (1, 0)).int()
@@ -103,8 +103,8 @@ def spread(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Tensor:
     """Makes the dense weight, bfloat16 [out_features, in_features]."""
     units, bases = tensors["units"], bases_of(tensors["row_scales"])
     weight = units.new_empty(shape, dtype=torch.int16)
-    for slab in _slabs(*shape):
-        halves = halves_of(units[_unit_rows(slab)])[: slab.stop - slab.start, : shape[1]]
+    for slab in slabs(*shape):
+        halves = halves_of(units[unit_rows(slab)])[: slab.stop - slab.start, : shape[1]]
         exponents = torch.where((halves & 0x0780) != 0, bases[slab, None] << 7, 0)
         weight[slab] = (halves + exponents).to(torch.int16)
     found = exceptions_of(tensors)
@@ -189,12 +189,12 @@ def _chunks(halves: Tensor) -> Tensor:
     return torch.cat((signed, lower | upper << 4), -1).flatten(1)
 
 
-def _slabs(rows: int, columns: int) -> Iterator[slice]:
+def slabs(rows: int, columns: int) -> Iterator[slice]:
     """Rows that are taken at once: whole units."""
     step = max(SLAB_ELEMENTS // columns // UNIT_ROWS, 1) * UNIT_ROWS
     return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
 
-def _unit_rows(slab: slice) -> slice:
+def unit_rows(slab: slice) -> slice:
     """The units below each other that hold a slab of rows."""
     return slice(slab.start // UNIT_ROWS, -(-slab.stop // UNIT_ROWS))

@@ -76,16 +76,19 @@ def _(
     weight_dtype,
     bias=None,
     sparse_tokens=None,
+    few_tokens=None,
 ):
     """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
 
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
     The tensors are those of exact_units_unpack; weight_dtype is bfloat16.
 
-    On CUDA up to sparse_tokens tokens of bfloat16 are multiplied by dense tensor cores (mma), for
-    which registers decode the units; for more, and for x of another dtype, the weight is unpacked,
-    and torch's own linear multiplies: bit-identical to dense. None: 128; 0: always unpacked; a
-    negative number raises. The choice is made in each call, from sizes alone.
+    On CUDA up to sparse_tokens tokens of bfloat16 are multiplied by dense tensor cores, for which
+    registers decode the units; for more, and for x of another dtype, the weight is unpacked, and
+    torch's own linear multiplies: bit-identical to dense. None: 128, or 512 on compute capability
+    9.0; 0: always unpacked; a negative number raises. Of them, up to few_tokens go to the kernel
+    for few tokens (mma), and more to the one for many (wgmma, compute capability 9.0; elsewhere one
+    kernel takes them all). None: 16. The choice is made in each call, from sizes alone.
 
     Products are those of a dense weight, but for one case: an infinite x at an exception (a weight
     in slots or in the list) gives NaN, where a dense product gives an infinity.

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T + bias from exact_units by wgmma, the prefill kernel on Hopper: one launch that reads
+// the weight once for every 32 to 128 tokens, in its stored layout.
+//
+//   memory   units --cp.async--> a ring of each warp --registers, decoded--> A
+//            x --TMA tiles--> a ring of panels in shared memory: B
+//            y <--32-byte sectors from registers-- accumulators of 64 rows x 32 to 128 tokens
+//
+// mma loads x from shared memory once for each warp, which with 32 tokens and more takes longer
+// than the weight takes from memory; wgmma reads it once for four warps. While one warpgroup waits
+// for its products, those of another run.
+#pragma once
+#include "common/cluster.cuh"
+#include "common/device.cuh"
+#include "common/wgmma_registers.cuh"
+#include "cuda/exact_units/finish.cuh"
+#include "cuda/exact_units/wgmma_compiled.h"
+#include "cuda/exact_units/wgmma_plan.h"
+#include "cuda/exact_units/wgmma_weights.cuh"
+#include "cuda/mma_units/wgmma_sums.cuh"
+#include "cuda/mma_units/wgmma_tiles.cuh"
+#include "cuda/mma_units/wgmma_x.cuh"
+
+namespace flashsparse::exact_units {
+
+// Compile-time counterpart of an entry of kWgmmaShapes.
+template <int kTokens_,  // of a tile
+          int kGroups_>  // consumer warpgroups of a block
+struct WgmmaShape {
+  static constexpr int kTokens = kTokens_, kGroups = kGroups_;
+  static constexpr int kThreads = wgmma_threads(kGroups);
+  static constexpr int kUnits = kGroups * 4;  // one for each consumer warp
+  static constexpr uint32_t kPanelBytes = mma_units::wgmma_stage_bytes(kTokens);
+  static constexpr int kJoined = mma_units::wgmma_joined(kTokens, 4);
+};
+
+template <class Shape>
+class WgmmaMultiplier {
+ public:
+  __device__ __forceinline__ WgmmaMultiplier(const WgmmaArguments& arguments,
+                                             const mma_units::WgmmaX<Shape>& x)
+      : arguments_(arguments), x_(x) {}
+
+  // `warp`: number of this warp in its block. The first copies of its weights have begun.
+  __device__ __forceinline__ void run(WgmmaWeights<Shape>& weights, int warp) {
+    constexpr uint32_t kBuffer = Shape::kTokens * kUnitRows * uint32_t{sizeof(float)};
+    mma_units::WgmmaTiles tiles(arguments_);
+    const int unit = mma_units::WgmmaTiles::place_down(arguments_) * Shape::kUnits + warp;
+    const mma_units::WgmmaSums<BFloat16, Shape, TokenScales::kNone> store(
+        arguments_, unit, x_.end() + warp * kBuffer, x_.sums(warp));
+    const WgmmaFinish finish(arguments_);
+    store.expect(tiles);
+    griddepcontrol_wait();
+    weights.take();
+    make(a_[0], weights, 0);
+    FS_NO_UNROLL
+    while (!tiles.ended()) {
+      FS_UNROLL
+      for (int i = 0; i < Shape::kTokens / 2; ++i) sums_[i] = 0;
+      const int tile = tiles.tile();
+      bool more = true;  // whether the tile has more steps
+      FS_NO_UNROLL
+      while (more) {
+        step(weights);
+        more = !tiles.advance() && !tiles.ended();
+      }
+      store.leave(sums_, tiles, tile, finish);
+      if (!tiles.ended()) store.expect(tiles);
+    }
+  }
+
+ private:
+  static constexpr int kSteps = 4;           // of 16 columns, in a panel
+  static constexpr uint32_t kStepBytes = 32;  // of x
+  using A = uint32_t[kSteps][4];
+
+  static __device__ __forceinline__ void make(A& a, const WgmmaWeights<Shape>& weights, int panel) {
+    uint4 words[kPanelVectors];
+    weights.load(words, panel);
+    FS_UNROLL
+    for (int i = 0; i < kSteps; ++i) decode(words, i, a[i]);
+  }
+
+  // Multiplies by a unit, whose first panel is in a_.
+  __device__ __forceinline__ void step(WgmmaWeights<Shape>& weights) {
+    const uint32_t slot = weights.slot();
+    FS_UNROLL
+    for (int panel = 0; panel < kPanels; ++panel) {
+      mbarrier_wait(x_.full(), x_.parity());
+      wgmma_hold(sums_);
+      wgmma_begin();
+      const uint64_t x = wgmma_operand(x_.panel());
+      FS_UNROLL
+      for (int i = 0; i < kSteps; ++i) {
+        wgmma_registers<BFloat16, Shape::kTokens>(sums_, a_[panel % 2][i],
+                                                  wgmma_moved(x, i * kStepBytes));
+      }
+      wgmma_commit();
+      // Prepares the next panel while this one is being multiplied.
+      if (panel + 1 < kPanels) {
+        make(a_[(panel + 1) % 2], weights, panel + 1);
+      } else {
+        weights.release();
+      }
+      wgmma_wait(sums_);
+      add_exceptions(slot, panel);
+      x_.release(arguments_);
+    }
+    weights.take();
+    make(a_[0], weights, 0);
+  }
+
+  // Adds the products of those of the unit's exceptions whose columns are in the panel.
+  __device__ __forceinline__ void add_exceptions(uint32_t slot, int panel) {
+    const bool is_here =
+        slot != 0 && slot_column(slot) / kPanelCols == static_cast<uint32_t>(panel);
+    uint32_t left = __ballot_sync(~0u, is_here);
+    FS_NO_UNROLL
+    while (left != 0) {
+      const uint32_t one = __shfl_sync(~0u, slot, __ffs(static_cast<int>(left)) - 1);
+      left &= left - 1;
+      if (slot_row(one) % 8 == threadIdx.x % 32 / 4) add(one);
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void add(uint32_t slot) {
+    const float weight = to_float<BFloat16>(slot_bits(slot));
+    const uint32_t column = slot_column(slot) % kPanelCols;
+    const bool is_lower = slot_row(slot) >= 8;
+    FS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t token = threadIdx.x % 4 * 2 + i;
+      const uint32_t from =
+          x_.panel() + token * 128 + (column / 8 ^ token) * 16 + column % 8 * 2;
+      FS_UNROLL
+      for (int n = 0; n < Shape::kTokens / 8; ++n) {
+        const float x = to_float<BFloat16>(load_shared<uint16_t>(from + n * 8 * 128));
+        float& upper = sums_[n * 4 + i];
+        float& lower = sums_[n * 4 + 2 + i];
+        if (is_lower) {
+          lower = fmaf(weight, x, lower);
+        } else {
+          upper = fmaf(weight, x, upper);
+        }
+      }
+    }
+  }
+
+  const WgmmaArguments& arguments_;
+  mma_units::WgmmaX<Shape> x_;
+  A a_[2];  // of this panel and the next
+  float sums_[Shape::kTokens / 2];
+};
+
+// Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() threads and
+// plan.shared_bytes(); `x` maps tiles of plan.copied_tokens() rows. Empty except on sm_90a.
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    wgmma_kernel(const WgmmaArguments arguments, const __grid_constant__ TensorMap x) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  FS_DYNAMIC_SHARED(dynamic);
+  const mma_units::WgmmaX<Shape> ring(arguments, shared_address(dynamic));
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
+  const bool multiplies = warp < Shape::kUnits;
+  if (threadIdx.x == Shape::kUnits * 32) prefetch_tensor_map(x);
+  // A warp's ring needs no other warp: its copies begin before the block's barriers are there.
+  WgmmaWeights<Shape> weights(arguments, ring, warp);
+  if (multiplies) weights.begin();
+  if (threadIdx.x % 32 == 0) ring.init(arguments, warp);
+  cluster_barrier_relaxed();
+  griddepcontrol_launch_dependents();
+  if (multiplies) {
+    WgmmaMultiplier<Shape>(arguments, ring).run(weights, warp);
+  } else if (threadIdx.x == Shape::kUnits * 32) {
+    griddepcontrol_wait();
+    mma_units::copy_x<Shape, kPanels>(arguments, x, ring);
+  }
+  cluster_barrier_relaxed();
+#endif
+}
+
+template <int for_tokens, int tokens, int groups>
+constexpr WgmmaCompiled wgmma_in() {
+  if constexpr (for_tokens == tokens) return wgmma_kernel<WgmmaShape<tokens, groups>>;
+  return nullptr;
+}
+
+template <int for_tokens>
+const WgmmaCompiled* compiled_wgmma() {
+#define FS_COMPILED(tokens, groups) wgmma_in<for_tokens, tokens, groups>(),
+  static const WgmmaCompiled compiled[] = {FS_EXACT_UNITS_WGMMA_SHAPES(FS_COMPILED)};
+#undef FS_COMPILED
+  return compiled;
+}
+
+}  // namespace flashsparse::exact_units

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/exact_units/wgmma_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace flashsparse::exact_units {
+
+namespace {
+
+using mma_units::kGroupRows;
+using mma_units::kMostCluster;
+using mma_units::kMostXStages;
+using mma_units::kPanelBytes;
+using mma_units::wgmma_stage_bytes;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The model, and the rates, of sparse_24's kernel with a weight ring and 16-bit x: not measured for
+// this kernel, but for its clocks between two groups of wgmma, counted in instructions.
+constexpr double kMemory = 30.0e3, kMost = 46e3;  // bytes per microsecond and SM: of all, of few
+constexpr double kL2 = 48e3, kClock = 1.69e3;     // bytes and clocks per microsecond
+constexpr double kShared = 0.95;                  // time of shared memory, over that counted
+constexpr double kPanel = 320, kGroup = 76;  // clocks of a warpgroup, and for each of the block
+constexpr double kLaunch = 1.8, kTile = 1.45, kRound = 1.7;  // microseconds
+constexpr double kSharing = 1.6, kRagged = 1.5, kGiving = 0.6, kSums = 0.45;
+constexpr double kCluster = 0.01;  // share of the time, for each doubling of the cluster
+constexpr int64_t kRingShared = 225 << 10;
+
+// Large clusters do not fill every GPC.
+int64_t slots_of(int cluster, const Gpu& gpu) {
+  return (cluster >= 4 ? gpu.multiprocessors * 15 / 16 : gpu.multiprocessors) / cluster;
+}
+
+// In microseconds.
+double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+  const double groups = plan.info().groups, width = plan.info().tokens;
+  const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
+  const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
+  const double panels = static_cast<double>(
+      ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * kPanels);
+  // Per panel: bytes of the block's weight and of x, clocks of shared memory and of a warpgroup.
+  const double written = std::min<double>(width, static_cast<double>(tokens));
+  const double weight = groups * 4 * plan.unit_bytes() / kPanels, x = written * kPanelBytes;
+  const double shared = 2 * groups * width + width + weight / 128 * 3;
+  const double alone = 2 * width + kPanel + kGroup * groups;
+  const double token_tiles = static_cast<double>(ceil_div(tokens, plan.info().tokens));
+  const double share = static_cast<double>(gpu.multiprocessors) / plan.blocks();
+  const double rate = std::min(kMost, kMemory * std::max(1.0, share));
+  const double busy = (1 + kCluster * std::log2(plan.cluster())) *
+                      std::max({weight / token_tiles / rate, (weight + x / plan.down) / kL2,
+                                kShared * shared / kClock, alone / kClock});
+  const double own_tiles = std::max(1.0, static_cast<double>(tiles) / plan.clusters);
+  const double given = groups * kGroupRows * written * sizeof(float);
+  double sums = plan.depth > 1 ? kGiving + kSums * 2 * given / kL2 : 0;
+  if (plan.shares_tiles(rows, tokens)) {
+    const double parts = 1 + std::max(1.0, static_cast<double>(plan.clusters) / tiles);
+    sums = kSharing + (plan.clusters % tiles == 0 ? 0 : kRagged) +
+           kSums * (1 + parts) * given / kL2;
+  }
+  return kLaunch + rounds * (panels * busy + own_tiles * kTile + sums) + kRound * (rounds - 1);
+}
+
+// Shared memory of a block before the weight ring.
+int64_t bytes_before_ring(const WgmmaPlan& plan) {
+  const mma_units::WgmmaShapeInfo& info = plan.info();
+  return mma_units::kWgmmaBarriers + plan.stages * wgmma_stage_bytes(info.tokens) +
+         wgmma_sums_bytes(info.tokens, info.groups, plan.depth);
+}
+
+// Of a stage of the weight ring: a 16x256 block for each warp.
+int64_t ring_stage_bytes(const WgmmaPlan& plan) {
+  return int64_t{plan.info().groups} * 4 * plan.unit_bytes();
+}
+
+}  // namespace
+
+int WgmmaPlan::weight_stages() const {
+  const int64_t room = (kRingShared - bytes_before_ring(*this)) / ring_stage_bytes(*this);
+  return static_cast<int>(std::clamp<int64_t>(room, 0, kWgmmaRingStages));
+}
+
+int64_t WgmmaPlan::shared_bytes() const {
+  return bytes_before_ring(*this) + weight_stages() * ring_stage_bytes(*this);
+}
+
+const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
+                                   const Gpu& gpu) const {
+  constexpr int64_t kMostArrivals = 4096;
+  if (!gpu.has_wgmma()) return "the GPU has no wgmma: it needs compute capability 9.0";
+  if (shape < 0 || shape >= kWgmmaShapeCount) return "there is no such shape";
+  if (!is_slots(unit_slots)) return "a unit has 4, 8 or 16 slots";
+  const auto is_power = [](int n) { return n >= 1 && n <= kMostCluster && (n & (n - 1)) == 0; };
+  if (!is_power(down) || !is_power(depth) || cluster() > kMostCluster)
+    return "a cluster has 1, 2, 4 or 8 blocks, each way and in all";
+  if (!mma_units::wgmma_shares(info().tokens, down) ||
+      !mma_units::wgmma_shares(info().tokens, depth))
+    return "blocks of a cluster share the tokens of a tile in eights";
+  if (stages < 2 || stages > kMostXStages) return "x has 2 to 16 stages";
+  if (shared_bytes() > gpu.shared_bytes || weight_stages() < 2)
+    return "there is too little shared memory";
+  if (rows < 1 || cols < 1 || tokens < 1) return "there is nothing to multiply";
+  if (rows > INT32_MAX / 2 || cols > INT32_MAX / 2 || tokens > INT32_MAX / 2)
+    return "there are too many rows, columns or tokens";
+  if (unit_rows(rows) * unit_cols(cols) > INT32_MAX) return "there are too many units";
+  if (depth > unit_cols(cols)) return "there are fewer units of columns than blocks for them";
+  const int64_t count = tiles(rows, tokens), steps = count * tile_steps(cols);
+  if (depth > 1 && clusters != count)
+    return "blocks behind each other have one tile, and there are as many clusters as tiles";
+  if (clusters < 1 || clusters > steps) return "a cluster has at least one step";
+  if (count > INT32_MAX || steps * (int64_t{clusters} + 1) > INT32_MAX)
+    return "there are too many steps";
+  if (arrivals(rows, tokens) > kMostArrivals) return "too many tiles would be shared";
+  return nullptr;
+}
+
+namespace {
+
+// As many stages of x as leave two of the weight, up to 8.
+bool give_stages(WgmmaPlan& plan) {
+  for (plan.stages = 8; plan.stages >= 3; --plan.stages) {
+    if (plan.weight_stages() >= 2) return true;
+  }
+  return false;
+}
+
+// Calls body(plan, cost) for each candidate launch.
+template <class Body>
+void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, int unit_slots,
+                   const Body& body) {
+  int64_t widest = 32;
+  while (widest < std::min<int64_t>(tokens, 128)) widest *= 2;
+  for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
+    if (kWgmmaShapes[shape].tokens > widest) continue;
+    // For one tile of tokens the L2 is not the limiter.
+    const int most_down = tokens > widest ? kMostCluster : 1;
+    for (int down = 1; down <= most_down; down *= 2) {
+      for (int depth = 1; down * depth <= kMostCluster; depth *= 2) {
+        WgmmaPlan plan{shape, down, depth, 0, 1, unit_slots};
+        const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
+        if (slots < 1 || !give_stages(plan)) continue;
+        // An equal range per cluster; whole tiles per cluster; every tile in equally many parts.
+        for (const int64_t clusters : {slots, ceil_div(tiles, ceil_div(tiles, slots)), tiles,
+                                       tiles * std::max<int64_t>(slots / tiles, 1)}) {
+          plan.clusters = static_cast<int>(std::min(clusters, tiles * plan.tile_steps(cols)));
+          if (!plan.broken_rule(rows, cols, tokens, gpu))
+            body(plan, cost(plan, rows, cols, tokens, gpu));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                              int unit_slots) {
+  const std::array<int64_t, 6> key{rows,       cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
+                                   unit_slots};
+  return remembered(key, [&] {
+    return cheapest<WgmmaPlan>(
+        [&](const auto& body) { for_each_plan(rows, cols, tokens, gpu, unit_slots, body); });
+  });
+}
+
+std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens,
+                                          const Gpu& gpu, int unit_slots) {
+  return listed<WgmmaPlan>(
+      [&](const auto& body) { for_each_plan(rows, cols, tokens, gpu, unit_slots, body); });
+}
+
+}  // namespace flashsparse::exact_units

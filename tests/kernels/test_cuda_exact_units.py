@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernels of exact_units, their own source, run on the CPU by the emulator."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from emulated_exact_units import (
+    PLAN_HEADER,
+    SCHEME,
+    SHAPES,
+    Case,
+    Plan,
+    answers,
+    random_case,
+    random_weight,
+    raw,
+    require_all,
+)
+from emulated_linear import require_exact
+from emulated_products import run, split
+from emulation import (
+    SANITIZED,
+    SEEDS,
+    UNTIL_A_RACE,
+    compile_driver,
+    covering,
+    is_caught,
+    with_few_shapes,
+    with_switched_barriers,
+)
+from kernel_weights import every_bit_pattern
+
+from flashsparse_plugin.formats.unstructured.exact_units import ExactUnits
+from flashsparse_plugin.packed import PackedWeight
+
+LINEAR, UNPACK = "exact_units/linear_driver", "exact_units/unpack_driver"
+GPUS = ((4, 227 << 10), (3, 99 << 10))  # multiprocessors, bytes of shared memory
+WARPS = ((1, 1), (2, 1), (1, 2), (2, 2))
+
+
+def planned(number: int, shape: int, warps: tuple[int, int], blocks: int) -> Case:
+    """A launch of a compiled shape, over ends of rows, columns and tokens that fit nothing."""
+    tokens, row_units, _ = SHAPES[shape]
+    stages = 3 if tokens == 8 else 2
+    of_x = 2 * warps[1] * tokens * 512
+    if of_x + warps[0] * warps[1] * row_units * stages * 6400 > 200 << 10:
+        warps = (1, 1)
+    plan = Plan(shape, *warps, stages, 2, blocks)
+    rows = 16 * row_units * warps[0] * 2 - 5
+    return random_case(rows, 256 * 5 - 7, tokens - number % 3, number, plan=plan)
+
+
+def planned_cases() -> list[Case]:
+    """Every shape by every arrangement of warps; blocks that share a set, own one, or own two."""
+    cases = []
+    for shape in range(len(SHAPES)):
+        for warps in WARPS:
+            number = len(cases)
+            cases.append(planned(number, shape, warps, 1 + number % 3))
+    return cases
+
+
+def test_every_compiled_shape_is_right(driver):
+    cases = planned_cases()
+    assert {case.packed.tensors["slots"].shape[2] for case in cases} == {4, 8, 16}
+    assert sum(int(case.packed.tensors["listed_offsets"][-1]) > 0 for case in cases) > 9
+    require_all(driver(LINEAR, "plain"), cases)
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=str)
+def test_every_product_as_it_is_planned(driver, gpu):
+    tokens = [1, 7, 8, 9, 16, 17, 32, *([33, 64] if gpu[1] > 128 << 10 else [])]
+    sizes = [(1, 1), (33, 100), (100, 1300), (17, 257), (300, 300), (15, 512)]
+    require_all(
+        driver(LINEAR, "plain"),
+        [
+            random_case(*sizes[number % len(sizes)], count, number, gpu=gpu)
+            for number, count in enumerate(tokens * 2)
+        ],
+    )
+
+
+def test_schedules_give_the_same_bits(driver):
+    """Also sums between blocks, whichever comes last."""
+    for case in (planned(1, 1, (2, 2), 2), planned(2, 2, (1, 2), 5)):
+        found = require_all(driver(LINEAR, "plain"), case.with_seeds())
+        assert all(torch.equal(y, found[0]) for y in found)
+
+
+def test_plans_give_the_same_but_for_rounding(driver):
+    case = random_case(100, 1300, 5, 1)
+    for blocks, warps in ((1, (1, 1)), (4, (2, 2)), (12, (1, 3))):
+        plan = Plan(0, *warps, 2, 2, blocks)
+        require_all(driver(LINEAR, "plain"), [replace(case, plan=plan)])
+
+
+def test_unit_vectors_give_every_finite_bit_pattern(driver):
+    """Whatever its exponent has become: a code, a slot or an entry of the list."""
+    bits = torch.arange(1 << 16).view(256, 256)
+    for order in (bits, bits.T.contiguous()):  # rows of one exponent or two; of all
+        weight = (order - (1 << 15)).to(torch.int16).view(torch.bfloat16)
+        weight = weight.where(weight.isfinite(), 0.0)
+        units = torch.eye(256, dtype=torch.bfloat16)
+        cases = [Case(weight, part, plan=Plan(5, 2, 1, 2, 2, 3)) for part in units.split(32)]
+        y = torch.cat(answers(driver(LINEAR, "plain"), cases)).T
+        assert torch.equal(y, weight)
+
+
+def test_exceptions_of_one_unit_find_their_way(driver):
+    """More than any number of slots, in one unit, a row or a column of it."""
+    weight = random_weight(40, 700, 3, share=0)
+    weight[16:32, 256:512] *= 2.0**-40
+    weight[17] *= 2.0**-20
+    weight[3, :300] = 2.0**-60
+    weight[:, 699] = 2.0**100
+    x = torch.randn(9, 700, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    for plan in (Plan(2, 1, 2, 2, 2, 2), Plan(3, 2, 1, 2, 2, 1)):
+        case = Case(weight, x, plan=plan)
+        assert int(case.packed.tensors["listed_offsets"][-1]) > 200
+        require_all(driver(LINEAR, "plain"), [case])
+
+
+def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
+    """And what lies beyond the edges of a weight makes no NaN."""
+    case = random_case(40, 300, 6, 2)
+    weight, x = random_weight(40, 300, 2, share=0), case.x.clone()
+    weight[5, 290], weight[17, 3], weight[39, 299] = torch.inf, -torch.inf, torch.nan
+    x[1, 290], x[2, 290], x[3, 290] = torch.inf, torch.nan, 0.0
+    weight[:, 290] = weight[:, 290].where(weight[:, 290] != 0, 0.5)
+    for plan in (Plan(0, 1, 1, 2, 2, 1), Plan(0, 2, 2, 2, 2, 1), Plan(1, 1, 2, 2, 2, 1)):
+        (y,) = answers(driver(LINEAR, "plain"), [replace(case, weight=weight, x=x, plan=plan)])
+        right = x.double() @ weight.double().T
+        right = (right if case.bias is None else right + case.bias.double()).to(y.dtype)
+        wild = ~right.isfinite()
+        # An infinity of x times a weight that is listed elsewhere is NaN here.
+        listed = torch.zeros_like(wild)
+        listed[1, [5]] = True
+        assert torch.equal(wild, ~y.isfinite())
+        assert torch.equal(y[wild & ~listed].nan_to_num(0), right[wild & ~listed].nan_to_num(0))
+
+
+def switched_driver() -> tuple[Path, list[str]]:
+    """Under the thread sanitizer: one program for what is right and for all mutants."""
+    parts = [f"cuda/exact_units/{part}.cuh" for part in ("linear", "weight_ring")]
+    parts += [f"cuda/mma_units/{part}.cuh" for part in ("sums", "partial_sums", "x_ring")]
+    pattern = r"(?:__syncthreads|__syncwarp|sync_threads_of|mbarrier_wait)\([^;]*\);"
+    headers, places = with_switched_barriers(parts, pattern)
+    return compile_driver(LINEAR, "thread", headers | FEW_SHAPES), places
+
+
+FEW_SHAPES = with_few_shapes(PLAN_HEADER, covering(SHAPES))
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZED)
+def test_sanitizers_find_nothing(sanitizer):
+    cases = [planned(n, shape, (2, 2), 3) for n, shape in enumerate((0, 3, 8))]
+    cases += [random_case(33, 1300, 9, 3), random_case(17, 257, 64, 4)]
+    binary = (
+        switched_driver()[0]
+        if sanitizer == "thread"
+        else compile_driver(LINEAR, sanitizer, FEW_SHAPES)
+    )
+    require_all(binary, [replace(case, seed=7) for case in cases])
+
+
+@pytest.mark.slow
+def test_no_barrier_can_be_spared():
+    """Without any one of them a race is found, a deadlock, or a wrong result."""
+    binary, places = switched_driver()
+    cases = [planned(1, 1, (2, 2), 3), planned(2, 0, (1, 2), 5)]  # with sums between blocks
+    cases.append(random_case(60, 1790, 8, 3, plan=Plan(0, 2, 2, 2, 2, 1)))  # that reuses all stages
+    # First one whose blocks run one after the other: it catches most, with the fewest threads.
+    cases = [cases[0], *(replace(case, seed=7) for case in cases)]
+    spared = []
+    for number, place in enumerate(places):
+        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
+
+        def judge_all(written: bytes) -> None:
+            for case, y in zip(cases, split(written, cases), strict=True):
+                require_exact(case, y)
+
+        if not is_caught(ran, judge_all):
+            spared.append(place)
+    assert places and spared == []
+
+
+def test_a_plan_that_cannot_be_is_refused(driver):
+    case = random_case(40, 300, 6, 2)
+    for plan, told in (
+        (Plan(99), "no such shape"),
+        (Plan(0, 4, 4), "fewer warps"),
+        (Plan(0, 1, 1, 0), "at least one stage"),
+        (Plan(0, 15, 1, 20), "too little shared memory"),
+        (Plan(0, blocks=7), "at least one step"),
+    ):
+        ran = run(driver(LINEAR, "plain"), [replace(case, plan=plan)])
+        assert ran.returncode == 1 and told in ran.stderr.decode()
+    ran = run(driver(LINEAR, "plain"), [replace(random_case(40, 300, 9, 2), plan=Plan(0))])
+    assert ran.returncode == 1 and "other numbers of tokens" in ran.stderr.decode()
+
+
+def unpack(binary, cases: list[tuple[PackedWeight, int]]) -> list[torch.Tensor]:
+    fed = []
+    for packed, seed in cases:
+        held = packed.tensors
+        header = [*packed.shape, seed, held["slots"].shape[2], len(held["listed"])]
+        fed += [np.array(header, dtype=np.int64).tobytes(), *map(raw, held.values())]
+    ran = subprocess.run([str(binary)], input=b"".join(fed), capture_output=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr.decode()
+    bits = torch.from_numpy(np.frombuffer(ran.stdout, dtype=np.int16).copy())
+    parts = bits.split([packed.shape[0] * packed.shape[1] for packed, _ in cases])
+    return [part.view(packed.shape) for part, (packed, _) in zip(parts, cases, strict=True)]
+
+
+UNPACKED = [(1, 1), (16, 256), (33, 100), (35, 513), (17, 1030), (20, 272)]
+
+
+@pytest.mark.parametrize("sanitizer", ["plain", *SANITIZED])
+def test_unpacking_gives_every_bit_back(driver, sanitizer):
+    weights = []
+    for seed, shape in enumerate(UNPACKED):
+        weights.append(every_bit_pattern(shape, torch.bfloat16, seed))
+        weights.append(random_weight(*shape, seed))
+    cases = [
+        (ExactUnits().pack(each, SCHEME), SEEDS[number % 3]) for number, each in enumerate(weights)
+    ]
+    found = unpack(driver(UNPACK, sanitizer), cases)
+    assert all(
+        torch.equal(y, each.view(torch.int16)) for y, each in zip(found, weights, strict=True)
+    )
+
+
+def test_any_words_of_units_and_slots_stay_in_bounds(driver):
+    """Only what the list and its offsets say is an address."""
+    generator = torch.Generator().manual_seed(3)
+    case = random_case(35, 300, 8, 1)
+
+    def any_words(like):
+        return torch.randint(-(2**31), 2**31, like.shape, generator=generator).to(torch.int32)
+
+    tensors = dict(case.packed.tensors)
+    tensors |= {name: any_words(tensors[name]) for name in ("units", "slots")}
+    damaged = PackedWeight(SCHEME, case.packed.shape, tensors)
+    unpack(driver(UNPACK, "plain"), [(damaged, 0)])
+    object.__setattr__(case, "packed", damaged)
+    answers(driver(LINEAR, "plain"), [case])
