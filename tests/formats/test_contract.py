@@ -268,7 +268,7 @@ PAIRS = [pytest.param(*pair, id=str(pair[1])) for pair in runtime_forms()]
 WITH_SIGNED_ZEROS = [
     pair
     for pair in PAIRS
-    if "m" in pair.values[0].values
+    if hasattr(pair.values[0].options, "m")
     and pair.values[1].values.get("values", "fp8_e4m3") == "fp8_e4m3"
 ]
 
