@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from emulated_exact_units import SCHEME, random_weight
@@ -21,7 +23,7 @@ from flashsparse_plugin.packed import FormatError, PackedWeight
 from flashsparse_plugin.plan import Plan
 
 FORM, STORED = ExactUnits(), get_format("lossless")
-SHAPES = [(1, 1), (3, 70), (16, 256), (35, 513), (50, 300)]
+SHAPES = [(1, 1), (3, 70), (16, 256), (35, 513)]
 
 
 def weights(shape, seed=0):
@@ -38,7 +40,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_holds_the_weight_as_the_reference_does(shape):
-    for weight in weights(shape):
+    for weight in itertools.islice(weights(shape), 4 if shape[0] < 16 else 3):
         packed = FORM.pack(weight, SCHEME).validate()
         reference = FORM.reference.pack(weight, SCHEME)
         assert list(packed.tensors) == list(reference) == list(FORM.tensor_names)
@@ -84,17 +86,18 @@ def test_slabs_of_rows_make_the_same(monkeypatch):
     assert same(slabs.unpack(), weight)
 
 
-def test_slots_are_as_few_as_suffice():
-    """Less than 1% of the units may need more; the list has one size for layers of a shape."""
-    shape, found = (16 * 20, 256 * 10), {}
-    for count, slots in ((0, 4), (1, 4), (2, 8), (3, 16)):
-        weight = torch.ones(shape, dtype=torch.bfloat16)
-        for unit in range(count):  # each with more than 4 exceptions
-            weight[unit * 16, 256 : 256 + 5 * count] = 2.0**-30
-        packed = FORM.pack(weight, SCHEME)
-        found[count] = packed.tensors["slots"].shape[2]
-        assert found[count] == (slots if count * 100 >= 200 else 4)
-        assert len(packed.tensors["listed"]) == exceptions.LEAST_ROOM
+@pytest.mark.parametrize(
+    ("units", "listed", "slots"), [(1, 5, 4), (2, 4, 4), (2, 5, 8), (1, 9, 4), (2, 9, 16)]
+)
+def test_slots_are_as_few_as_suffice(units, listed, slots):
+    """Less than 1% of the units may need more: of 200, one."""
+    weight = torch.ones(16 * 20, 256 * 10, dtype=torch.bfloat16)
+    for unit in range(units):
+        weight[unit * 16, 256 : 256 + listed] = 2.0**-30
+    packed = FORM.pack(weight, SCHEME)
+    assert packed.tensors["slots"].shape[2] == slots
+    assert int(packed.tensors["listed_offsets"][-1]) == units * max(listed - slots, 0)
+    assert len(packed.tensors["listed"]) == exceptions.LEAST_ROOM
 
 
 def test_exceptions_that_are_near_are_in_slots_and_others_in_the_list():
