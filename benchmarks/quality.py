@@ -71,6 +71,12 @@ def pattern(n: int, m: int, length: int = 1, values: tuple[str, ...] = ()) -> Ru
     return Rule(title, {"pattern": (n, m), "vector_length": length}, methods)
 
 
+def hybrid(dense: float) -> Rule:
+    """2:4 but for a share of dense blocks."""
+    methods = tuple(f"hybrid_24{value}" for value in ("", *CODES))
+    return Rule(f"2:4, {100 * dense:g}% dense", {"pattern": (2, 4), "dense": dense}, methods)
+
+
 def anywhere(sparsity: float) -> Rule:
     """Zeros without a pattern."""
     methods = ("tiled_bitmap", "tiled_bitmap:values=int8")
@@ -88,6 +94,9 @@ RIVALS = (
 RULES = (
     Rule("dense", {}, ("", *RIVALS)),
     pattern(2, 4, values=CODES + BOTH_SIDES),
+    hybrid(0.125),
+    hybrid(0.25),
+    hybrid(0.5),
     pattern(8, 32, 32, values=CODES),
     anywhere(0.5),
     pattern(16, 32, 32, values=CODES),
@@ -98,6 +107,7 @@ RULES = (
     anywhere(0.625),
     anywhere(0.75),
     pattern(2, 4, values=CODES).recovered(),
+    hybrid(0.25).recovered(),
     Rule("50% zeros", {"sparsity": 0.5}, ("tiled_bitmap",)).recovered(),
 )
 

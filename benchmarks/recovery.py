@@ -38,6 +38,7 @@ HELD_OUT = 0.1  # of the text, from its end
 RULES: Mapping[str, Mapping[str, Any]] = {
     "2:4": {"pattern": (2, 4)},
     "50%": {"sparsity": 0.5},
+    "2:4 25% dense": {"pattern": (2, 4), "dense": 0.25},
     "16:32 L=32": {"pattern": (16, 32), "vector_length": 32},
     "60%": {"sparsity": 0.6},
     "70%": {"sparsity": 0.7},

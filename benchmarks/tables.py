@@ -33,6 +33,7 @@ import _spmm_goals
 import _spmm_tables
 import _steps
 import _values_goals
+import _whole_tables
 import auto
 import choices
 import sparse_24.tables
@@ -211,6 +212,10 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "tasks": _quality_tables.tasks,
     "user": _quality_tables.user,
     "estimate_errors": errors,
+    "step": _whole_tables.step,
+    "experts": _whole_tables.experts,
+    "heads": _whole_tables.heads,
+    "bitmap_codes_kernels": _whole_tables.codes,
 }
 
 

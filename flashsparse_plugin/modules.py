@@ -107,5 +107,19 @@ def experts_of(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
+def is_plain_experts(module: nn.Module) -> bool:
+    """Whether a module multiplies by its experts as transformers' decorator has it.
+
+    Not one that keeps weights transposed, or gate and up interleaved, and not one of a class that
+    multiplies in a way of its own.
+    """
+    return (
+        getattr(module, "is_transposed", True) is False
+        and getattr(module, "is_concatenated", True) is True
+        and hasattr(module, "act_fn")
+        and not getattr(module, "has_post_expert_norm", False)
+    )
+
+
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -39,6 +39,8 @@ CODED_PANELS, PANEL_SCALES = CODED_PANELS.tensors, CODED_PANELS.tensors["scales"
 CODED_PANELS = (CODED_PANELS["values"], CODED_PANELS["columns"])
 CODED_ROWS = fs.pack(REGULAR, "nm_vector", {**CODED, "vector_length": 1}).prepare("cpu")
 CODED_WEIGHT, CODED_ROWS = CODED_ROWS.unpack(), tuple(CODED_ROWS.tensors.values())
+HYBRID = fs.pack(REGULAR, "hybrid_24", values="int4", group=32).prepare("cpu")
+HYBRID_WEIGHT, HYBRID = HYBRID.unpack(), tuple(HYBRID.tensors.values())
 GATHER_SCHEME = NMGather().scheme(torch.bfloat16, VECTORS.model_dump())
 SPMM_SCHEME = NMSpmm().scheme(torch.float32, VECTORS.model_dump())
 SPMM = tuple(NMSpmm().pack(REGULAR.float(), SPMM_SCHEME).tensors.values())
@@ -149,6 +151,14 @@ SAMPLES = {
     ],
     "exact_units_linear": [],  # in formats/unstructured/test_exact_units.py, as is the next
     "exact_units_unpack": [],
+    "hybrid_panels_unpack": [
+        (*HYBRID, OUT, IN, torch.bfloat16, "int4", 32),
+        (*HYBRID[:3], None, OUT, IN, torch.float16, "int4", 32),
+    ],
+    "hybrid_panels_linear": [
+        (x(), *HYBRID, OUT, torch.bfloat16, "int4", 32),
+        (x(torch.float16), *HYBRID, OUT, torch.bfloat16, "int4", 32, bias()),
+    ],
     "sparse_24_linear": [],  # in formats/pattern/test_sparse_24.py, as is the next
     "sparse_24_unpack": [],
     "sparse_24_linear_rounded": [],  # in formats/pattern/test_sparse_24.py
@@ -239,6 +249,7 @@ def test_torch_knows_dtypes_by_our_numbers(dtype):
         ("nm_vector_linear", REGULAR, (*VECTORS_STORED, OUT, *PATTERN, torch.bfloat16), ()),
         ("nm_panels_linear", REGULAR, (*PANELS, OUT, 16, torch.bfloat16), ()),
         ("nm_rows_linear", CODED_WEIGHT, (*CODED_ROWS, OUT, 3, 8, torch.bfloat16, "int4", 32), ()),
+        ("hybrid_panels_linear", HYBRID_WEIGHT, (*HYBRID, OUT, torch.bfloat16, "int4", 32), ()),
         ("nm_gather_linear", REGULAR, (*GATHER, OUT, *PATTERN, torch.bfloat16), (4,)),
         ("nm_spmm_linear", REGULAR, (*SPMM, OUT, *PATTERN, torch.float32), (4,)),
     ],

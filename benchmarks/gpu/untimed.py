@@ -20,18 +20,13 @@ from pathlib import Path
 from _program import parser
 
 HERE = Path(__file__).parent
-OF_BITMAPS = ["--kinds", "50% int8;50% W8A8", "--tokens", "32,48,64,96,128,256,512"]
 # The program, its options, and its share of the time; none: it takes as long as it takes.
 PROGRAMS: dict[str, tuple[list[str], float | None]] = {
     "doctor": (["-c", "from flashsparse_plugin.cli import main; main()", "doctor"], None),
     "launches": (["sweep.py", "--check"], 1),
-    "step": (["step.py"], 2),
-    "experts": (["experts.py"], 3),
-    "fp8 cache": (["attention.py", "--cache", "fp8"], 1.5),
-    "sinks": (["attention.py", "--sinks", "--check"], 0.5),
+    "experts": (["experts_layer.py"], 3),
+    "their launches": (["experts_launches.py"], 1.5),
     "lossless": (["lossless.py"], 3),
-    "heads": (["far.py", "--kinds", "head, int8;head, fp8", "--layers", "128256x4096"], 0.5),
-    "bitmaps": (["layers.py", *OF_BITMAPS, "--layers", "28672x4096,4096x14336,6144x4096"], 1),
 }
 
 

@@ -114,6 +114,14 @@ def prune(
     vector_length: Annotated[
         int, typer.Option(min=1, help="Consecutive rows that share the choice of a pattern.")
     ] = 1,
+    dense: Annotated[
+        float,
+        typer.Option(
+            help="Share of 16x256 blocks, of all layers together, that stay dense beside --pattern "
+            "2:4: those that would lose most.",
+            show_default=False,
+        ),
+    ] = 0.0,
     permute: Annotated[
         bool,
         typer.Option(
@@ -146,6 +154,13 @@ def prune(
             readable=True,
         ),
     ] = None,
+    router_weighted: Annotated[
+        bool,
+        typer.Option(
+            "--router-weighted",
+            help="Of mixtures: inputs of experts count by the router's weights.",
+        ),
+    ] = False,
     samples: Samples = 128,
     length: Length = 512,
     seed: Seed = 0,
@@ -169,6 +184,8 @@ def prune(
           --allocate owl
       flashsparse prune MODEL OUT --method magnitude --scope global
       flashsparse prune MODEL OUT --calibration text.txt --pattern 2:4 --permute
+      flashsparse prune MODEL OUT --calibration text.txt --pattern 2:4 \\
+          --dense 0.25
       flashsparse prune MODEL OUT --method magnitude --ignore 're:.*down_proj'
       flashsparse prune MODEL OUT --mask mask_compressed.npz
     """
@@ -178,6 +195,8 @@ def prune(
         chosen_too |= {"--pattern": pattern, "--scope": scope, "--calibration": calibration}
         chosen_too |= {"--budget": budget, "--preset": preset}
         chosen_too["--permute"] = permute or None
+        chosen_too["--router-weighted"] = router_weighted or None
+        chosen_too["--dense"] = dense or None
         chosen_too["--vector-length"] = None if vector_length == 1 else vector_length
         for name, value in chosen_too.items():
             if value is not None:
@@ -206,6 +225,7 @@ def prune(
     if permute and pattern is None and mask is None:
         raise usage("spreads columns over the windows of a pattern: give --pattern", "--permute")
     publisher = may_push(push)
+    _check_dense(dense, pattern, vector_length)
     rule = None
     if pattern is not None:
         rule, vector_length = _pattern(pattern, vector_length)
@@ -216,7 +236,7 @@ def prune(
     from flashsparse_plugin.checkpoint.card.model_card import write_pruned_card
     from flashsparse_plugin.checkpoint.card.record import Calibration, Pruning
     from flashsparse_plugin.checkpoint.convert.advice import notes_on_pruning
-    from flashsparse_plugin.checkpoint.prune.pruned import write_pruned
+    from flashsparse_plugin.checkpoint.prune.pruned import unwritable_experts, write_pruned
     from flashsparse_plugin.checkpoint.read.linears import StoredModel
     from flashsparse_plugin.checkpoint.write.room import require_room
 
@@ -236,6 +256,7 @@ def prune(
                 load_tokenizer(source), text, samples, length, seed
             )
     dense = [*(ignore if ignore is not None else [LM_HEAD]), *stored.unfit()]
+    dense += unwritable_experts(stored)
     if preset is not None:
         dense += pruning.dense_layers(preset.value, loaded)
         if sparsity is None and rule is None:
@@ -256,13 +277,17 @@ def prune(
             progress=err.is_terminal,
             allocation=allocate.value,
             permute=permute,
+            router_weighted=router_weighted,
+            dense=dense,
         )
     with err.status(f"Writing {destination}"):
         chosen = None if dtype is Dtype.auto else loaded.dtype
         layers = [layer.name for layer in report.layers]
-        notes = [*notes_on_pruning(stored)]
+        notes = [*notes_on_pruning(stored, set(layers)), *report.notes]
         windows_of = calibration and Calibration.of(calibration, samples, length, seed)
         shown = pattern and f"{pattern}{f' in vectors of {vector_length}' * (vector_length > 1)}"
+        if dense:
+            shown = f"{shown}, {dense:.3g} of the 16x256 blocks dense"
         if permute:
             shown = f"{shown}, hidden channels reordered"
         history = Pruning(
@@ -289,7 +314,8 @@ def prune(
         _show(report)
         out.print()
         out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)
-        _show_next(model, destination, calibration, pattern, vector_length, rule is not None)
+        packed = "hybrid" if dense else pattern and f"{pattern}{_rows(vector_length)}"
+        _show_next(model, destination, calibration, packed)
         show_pushed(pushed)
 
 
@@ -302,6 +328,19 @@ def _check_budget(budget: float | None, sparsity: float | None, allocate: Alloca
         if value is not None and not 0 <= value <= 1:
             meant = f": was {value / 100:g} meant?" if 1 < value < 100 else ""
             raise usage(f"{value:g} is not a share of zeros from 0 to 1{meant}", name)
+
+
+def _check_dense(dense: float, pattern: str | None, vector_length: int) -> None:
+    if not 0 <= dense <= 1:
+        meant = f": was {dense / 100:g} meant?" if 1 < dense < 100 else ""
+        raise usage(f"{dense:g} is not a share of blocks from 0 to 1{meant}", "--dense")
+    if dense and (pattern != "2:4" or vector_length != 1):
+        raise usage("dense blocks stand beside 2:4 ones: give --pattern 2:4", "--dense")
+
+
+def _rows(length: int) -> str:
+    """The rows that share a pattern, as a short name has them."""
+    return f"-L{length}" if length > 1 else ""
 
 
 def _pattern(text: str, length: int) -> tuple[tuple[int, int], int]:
@@ -326,7 +365,7 @@ def _show(report: PruneReport) -> None:
 
     kinds: dict[str, list[Any]] = {}
     for layer in report.layers:
-        kinds.setdefault(layer.name.rpartition(".")[2], []).append(layer)
+        kinds.setdefault(layer.kind, []).append(layer)
     # Of a layer with a few more zeros than another, as a rule that rounds leaves it.
     spread = max(x.sparsity for x in report.layers) - min(x.sparsity for x in report.layers)
     titles = ["least", "most"] if spread >= 0.001 else []
@@ -350,19 +389,11 @@ def _show(report: PruneReport) -> None:
     out.print(made)
 
 
-def _show_next(
-    model: str,
-    destination: Path,
-    calibration: Path | None,
-    pattern: str | None,
-    length: int,
-    patterned: bool,
-) -> None:
+def _show_next(model: str, destination: Path, calibration: Path | None, format: str | None) -> None:
     """The commands that follow: what is kept makes up for the rest, then it is packed."""
     text = calibration or "FILE.txt"
     recover = f"{model} RECOVERED --calibration {text} --method lora"
-    rows = f"-L{length}" if length > 1 else ""
-    how = f" --format {pattern}{rows}" if patterned else ""  # the default is unstructured
+    how = f" --format {format}" if format else ""  # the default is unstructured
     for title, command in (
         ("Recover quality:", f"flashsparse recover {destination} {recover}"),
         ("Then pack it:", f"flashsparse convert RECOVERED PACKED{how}"),

@@ -183,9 +183,11 @@ def unstructured_schemes(dtype: torch.dtype = torch.bfloat16) -> list[Scheme]:
     found = []
     for name in format_names():
         try:
-            found.append(get_format(name).scheme(dtype))
+            scheme = get_format(name).scheme(dtype)
         except FormatError:
             continue
+        if scheme.format.pattern(scheme) is None:
+            found.append(scheme)
     return found
 
 

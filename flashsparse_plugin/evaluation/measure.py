@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from ..experts import PackedStack
 from ..linear import SparseLinear
 from ..packed import dtype_name
 from ..text import token_stream
@@ -120,6 +121,8 @@ def what_runs(model: PreTrainedModel) -> str:
     for module in model.modules():
         if isinstance(module, SparseLinear):
             kinds[f"{module.held.format.name}_linear{_path(module)}"] = None
+        elif isinstance(module, PackedStack):
+            kinds[f"{module.held.format.name} experts"] = None
         elif isinstance(module, Coded | Fp8Linear):
             kinds["torch's linear on the dequantized weights, not timed,"] = None
         elif isinstance(module, nn.Linear) and module is not head:

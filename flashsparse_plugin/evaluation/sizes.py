@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of the linear weights of a model, whatever holds them."""
+"""Bytes of the linear weights of a model, those of experts among them, whatever holds them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from ..checkpoint.read.directory import ModelDirectory
 from ..checkpoint.read.linears import StoredModel
+from ..experts import SparseExperts
+from ..experts.layer import stacks_in
 from ..linear import SparseLinear
-from ..modules import is_linear, weight_of
+from ..modules import experts_of, is_linear, weight_of
 
 
 @dataclass(frozen=True)
@@ -37,16 +40,21 @@ class Sizes:
 
 
 def linear_names(model: Any) -> list[str]:
-    """Names of the linear layers of a model of transformers, but for its output head.
+    """Names of the linear layers of a model of transformers and of its modules of experts.
 
-    The head and the embeddings stay dense in all that is compared.
+    Not of its output head: the head and the embeddings stay dense in all that is compared.
     """
     head = model.get_output_embeddings()
+    experts = {name.rpartition(".")[0] for name in experts_of(model)}
     return [
         name
         for name, module in model.named_modules()
-        if module is not head
-        and (isinstance(module, (nn.Linear, SparseLinear)) or is_linear(module))
+        if name in experts
+        or isinstance(module, SparseExperts)
+        or (
+            module is not head
+            and (isinstance(module, (nn.Linear, SparseLinear)) or is_linear(module))
+        )
     ]
 
 
@@ -55,7 +63,10 @@ def count(model: nn.Module, names: Iterable[str]) -> int:
     total = 0
     for name in names:
         module = model.get_submodule(name)
-        if isinstance(module, SparseLinear) or not is_linear(module):
+        if _has_experts(module):
+            total += sum(each.numel() for each in experts_of(module).values())
+            total += sum(each.stack.experts * math.prod(each.shape) for each in stacks_in(module))
+        elif isinstance(module, SparseLinear) or not is_linear(module):
             assert isinstance(module, (nn.Linear, SparseLinear))
             total += module.in_features * module.out_features
         else:
@@ -68,7 +79,13 @@ def zeros(model: nn.Module, names: Iterable[str]) -> int:
     total = 0
     for name in names:
         module = model.get_submodule(name)
-        if isinstance(module, SparseLinear):
+        if _has_experts(module):
+            for weight in experts_of(module).values():
+                total += weight.numel() - int(weight.detach().count_nonzero())
+            for stack in (each.stack for each in stacks_in(module)):
+                own = (stack.expert(number) for number in range(stack.experts))
+                total += sum(round(each.sparsity * math.prod(each.shape)) for each in own)
+        elif isinstance(module, SparseLinear):
             total += round(module.packed.sparsity * module.in_features * module.out_features)
         elif is_linear(module):
             weight = weight_of(module).detach()
@@ -88,7 +105,11 @@ def sizes_of(model: nn.Module, names: Iterable[str], weights: int) -> Sizes:
     for name in names:
         module = model.get_submodule(name)
         memory += _memory(module)
-        disk += module.storage().nbytes if isinstance(module, SparseLinear) else _memory(module)
+        if isinstance(module, SparseExperts):
+            parts = (packed for each in stacks_in(module) for _, packed in each.storage())
+            disk += sum(packed.nbytes for packed in parts)
+        else:
+            disk += module.storage().nbytes if isinstance(module, SparseLinear) else _memory(module)
     return Sizes(weights, disk, memory)
 
 
@@ -103,8 +124,15 @@ def stored_bytes(path: Path) -> int:
     )
 
 
+def _has_experts(module: nn.Module) -> bool:
+    return isinstance(module, SparseExperts) or bool(experts_of(module))
+
+
 def _memory(module: nn.Module) -> int:
     """Bytes of what a layer holds beside its bias."""
+    if _has_experts(module):
+        dense = sum(weight.nbytes for weight in experts_of(module).values())
+        return dense + sum(each.stack.nbytes for each in stacks_in(module))
     if isinstance(module, SparseLinear):
         return module.packed.nbytes
     state = module.state_dict().items()

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
 from .pattern.cpu_panels import NMPanels, NMRows
+from .pattern.hybrid_24 import Hybrid24, HybridPanels
 from .pattern.nm_gather import NMGather
 from .pattern.nm_spmm import NMSpmm
 from .pattern.nm_vector import NMVector
@@ -38,9 +39,10 @@ RETIRED = ("cusparselt_24",)
 """Runtime forms of earlier releases, which a user's table may still name."""
 
 _RUNTIME_FORMS: tuple[Format, ...] = (
-    *(InterleavedBitmap(), NMPanels(), NMRows(), NMGather(), NMSpmm(), Sparse24(), ExactUnits()),
+    *(InterleavedBitmap(), NMPanels(), NMRows(), HybridPanels()),
+    *(NMGather(), NMSpmm(), Sparse24(), ExactUnits()),
 )
-for _format in (TiledCSL(), TiledBitmap(), NMVector(), Lossless(), *_RUNTIME_FORMS):
+for _format in (TiledCSL(), TiledBitmap(), NMVector(), Hybrid24(), Lossless(), *_RUNTIME_FORMS):
     register_format(_format)
 
 

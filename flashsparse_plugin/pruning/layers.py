@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..matching import matches
 from ..modules import linear_modules, shape_of, weight_of
 from ..names import LM_HEAD
 from ..roles import kept_dense
+from .experts import FEW_TOKENS, expert_views
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,13 @@ class LayerReport:
     def sparsity(self) -> float:
         return self.zeros / self.elements if self.elements else 0.0
 
+    @property
+    def kind(self) -> str:
+        """What layers of one sort share: "q_proj", "experts.gate_proj"."""
+        parts = self.name.split(".")
+        of_experts = len(parts) > 2 and parts[-3] == "experts" and parts[-2].isdecimal()
+        return f"experts.{parts[-1]}" if of_experts else parts[-1]
+
 
 @dataclass(frozen=True)
 class PruneReport:
@@ -60,6 +68,8 @@ class PruneReport:
 
     method: str
     layers: tuple[LayerReport, ...]
+    few_tokens: Mapping[str, int] = field(default_factory=dict)
+    """The experts that few calibration tokens reached, by layer: how many did."""
 
     @property
     def elements(self) -> int:
@@ -86,8 +96,26 @@ class PruneReport:
             "elements": self.elements,
             "zeros": self.zeros,
             "sparsity": self.sparsity,
+            "few_tokens": dict(self.few_tokens),
             "layers": [asdict(layer) | {"sparsity": layer.sparsity} for layer in self.layers],
         }
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on experts that few calibration tokens reached, one for each module of them."""
+        modules: dict[str, dict[str, int]] = {}
+        for name, tokens in self.few_tokens.items():
+            module, number, _ = name.rsplit(".", 2)
+            modules.setdefault(module, {})[number] = tokens
+        experts: dict[str, set[str]] = {}
+        for layer in self.layers:
+            experts.setdefault(layer.name.rsplit(".", 2)[0], set()).add(layer.name.split(".")[-2])
+        return [
+            f"{len(found)} of {len(experts[module])} experts of {module} saw fewer than "
+            f"{FEW_TOKENS} calibration tokens ({_listed(found)}): they were pruned by all tokens "
+            "of their layer. Give more text, by --samples and --length"
+            for module, found in modules.items()
+        ]
 
 
 def mean_retained(layers: Iterable[LayerReport]) -> Retained | None:
@@ -107,6 +135,7 @@ def report(
     method: str,
     linears: Mapping[str, nn.Module],
     retained: Mapping[str, Retained] | None = None,
+    few_tokens: Mapping[str, int] | None = None,
 ) -> PruneReport:
     """Count the zeros of pruned layers.
 
@@ -114,6 +143,7 @@ def report(
         method: What chose them.
         linears: The layers, by name.
         retained: What of their scores is left, by name.
+        few_tokens: See `PruneReport`.
     """
     layers = []
     for name, linear in linears.items():
@@ -121,7 +151,13 @@ def report(
         zeros = weight.numel() - int(weight.count_nonzero())
         own = (retained or {}).get(name)
         layers.append(LayerReport(name, shape_of(linear), zeros, own))
-    return PruneReport(method, tuple(layers))
+    return PruneReport(method, tuple(layers), few_tokens or {})
+
+
+def _listed(tokens: Mapping[str, int], most: int = 8) -> str:
+    """Numbers of experts with their tokens, a few of them: "3: 0, 17: 12, ..."."""
+    shown = [f"{number}: {count}" for number, count in [*tokens.items()][:most]]
+    return ", ".join([*shown, *(["..."] if len(tokens) > most else [])])
 
 
 def check_weight(name: str, weight: torch.Tensor) -> None:
@@ -159,7 +195,9 @@ def _kind(weight: torch.Tensor) -> str:
     return str(weight.dtype) if is_plain else type(weight).__name__
 
 
-def prunable_linears(model: nn.Module, ignore: Sequence[str] = (LM_HEAD,)) -> dict[str, nn.Module]:
+def prunable_linears(
+    model: nn.Module, ignore: Sequence[str] = (LM_HEAD,), experts: bool = False
+) -> dict[str, nn.Module]:
     """Return the layers of a model to prune: every linear layer that `ignore` does not match.
 
     Linear layers are `nn.Linear` and what computes the same (see `modules.is_linear`). "lm_head" in
@@ -171,15 +209,17 @@ def prunable_linears(model: nn.Module, ignore: Sequence[str] = (LM_HEAD,)) -> di
     Args:
         model: A transformers model, or any module.
         ignore: Names and `re:` patterns, see `flashsparse_plugin.matching.matches`.
+        experts: Whether to show the experts of mixtures too, each projection as a layer.
 
     Returns:
-        Layers by name, in the model's order.
+        Layers by name, in the model's order, experts last.
 
     Raises:
         ValueError: If no layer is left, or if one shares its weight with an embedding.
     """
     modules = dict(model.named_modules())
-    _warn_of_idle(ignore, modules)
+    views = expert_views(model) if experts else {}
+    _warn_of_idle(ignore, [*modules, *views])
     dense = kept_dense(model, ignore)
     embeddings = {
         id(module.weight): name
@@ -200,6 +240,8 @@ def prunable_linears(model: nn.Module, ignore: Sequence[str] = (LM_HEAD,)) -> di
         if weight not in seen:
             seen.add(weight)
             linears[name] = module
+    if experts:
+        linears |= expert_views(model, ignore)
     if not linears:
         raise ValueError(
             f"{type(model).__name__} has no linear layer to prune outside of {list(ignore)}; "

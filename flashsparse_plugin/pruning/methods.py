@@ -37,6 +37,8 @@ class Method:
         scope: The set among which the lowest are chosen unless the user says otherwise: "layer"
             (a weight) or "row" (an output feature).
         comparable: Whether scores of different layers mean the same (scope "global").
+        power: To which scores are what is lost with an element: 2 where they are of the size of
+            outputs, 1 where they are of that of a loss.
         solver: Prunes a weight in place and changes what it keeps; returns scores and mask. None
             for a method that leaves what it keeps as it is.
     """
@@ -46,6 +48,7 @@ class Method:
     needs: Collection[str] = field(default=())
     scope: str = "row"
     comparable: bool = False
+    power: int = 2
     solver: Solver | None = None
 
     def __post_init__(self) -> None:
@@ -92,7 +95,7 @@ class Method:
             scores, keep = self.solver(weight, statistics, rule)
         else:
             scores = self.ranked(weight, statistics)
-            keep = rule.keep_mask(scores)
+            keep = rule.keep_mask(scores, self.power)
             apply_mask_(weight, keep)
         return rule.retained(scores, keep, self.scope)
 
@@ -112,8 +115,8 @@ _METHODS = {
     for method in (
         Method("wanda", _wanda, [INPUT_NORMS]),
         Method("ria", _ria, [INPUT_NORMS], scope="layer"),
-        Method("sparsegpt", sparsegpt_scores, [GRAM], "layer", solver=prune_sparsegpt_),
-        Method("taylor", taylor_scores, [GRADIENTS], "layer", comparable=True),
+        Method("sparsegpt", sparsegpt_scores, [GRAM], "layer", power=1, solver=prune_sparsegpt_),
+        Method("taylor", taylor_scores, [GRADIENTS], "layer", comparable=True, power=1),
         Method("magnitude", lambda w, _: magnitude_scores(w), scope="layer", comparable=True),
     )
 }

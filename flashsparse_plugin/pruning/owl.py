@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from ..modules import weight_of
-from .relay import by_decoder_layer, evaluating
-from .statistics import Inputs
+from .inputs import inputs_of
+from .relay import by_decoder_layer
 from .wanda import wanda_scores
 
 if TYPE_CHECKING:
@@ -37,18 +36,7 @@ def allocate_owl(
     decoder layers get the budget itself.
     """
     groups = by_decoder_layer(model, linears)
-    seen = {name: Inputs(name, linear, ()) for name, linear in linears.items()}
-    hooks = [
-        linear.register_forward_pre_hook(lambda _, args, own=seen[name]: own.add(args[0]))
-        for name, linear in linears.items()
-    ]
-    try:
-        with evaluating(model):
-            for batch in tqdm(batches, "outliers", unit="batch", disable=not progress):
-                model(input_ids=batch, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    seen = inputs_of(model, linears, batches, (), "outliers", progress)
     sizes = [sum(weight_of(linears[name]).numel() for name in group) for group in groups]
     shares = []
     for group, elements in zip(groups, sizes, strict=True):

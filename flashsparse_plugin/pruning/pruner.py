@@ -13,7 +13,9 @@ from torch import nn
 from ..modules import weight_of
 from ..names import LM_HEAD
 from .allocation import UNIFORM, allocate, needs_text
+from .blocks import share_dense
 from .calibration import calibration_batches
+from .experts import ExpertView
 from .layers import PruneReport, Retained, check_weight, prunable_linears, report
 from .layerwise import prune_each, prune_global
 from .methods import Method, get_method
@@ -39,14 +41,18 @@ def prune(
     progress: bool = True,
     allocation: str = UNIFORM,
     permute: bool = False,
+    router_weighted: bool = False,
+    dense: float = 0.0,
 ) -> PruneReport:
     """Set the least important weights of a model to zero, in place.
 
-    Every linear layer is pruned except those that `ignore` matches. Weights that are kept stay the
-    same bit for bit, but for a method that updates them ("sparsegpt"). Of `count` elements of the
-    scope exactly round(sparsity * count) are zero afterwards (halves to even), or more if more were
-    zero before: existing zeros are dropped first and count. Equal scores are dropped in row-major
-    order, layers in the model's order.
+    Every linear layer is pruned except those that `ignore` matches, and so is each projection of
+    each expert of a mixture, by the tokens that are routed to it. An expert that fewer than 64
+    calibration tokens reach is pruned by all tokens of its layer, and named in the report. Weights
+    that are kept stay the same bit for bit, but for a method that updates them ("sparsegpt"). Of
+    `count` elements of the scope exactly round(sparsity * count) are zero afterwards (halves to
+    even), or more if more were zero before: existing zeros are dropped first and count. Equal
+    scores are dropped in row-major order, layers in the model's order.
 
     Args:
         model: Any model of transformers in float16, bfloat16 or float32; for methods that need
@@ -73,6 +79,11 @@ def prune(
             "sensitivity" (by measured loss); see `allocation.allocate`.
         permute: Reorder the hidden channels of feed-forward networks first, so that `pattern` keeps
             more of them. The model computes the same, with rows and columns in other places.
+            Experts keep their order.
+        router_weighted: Whether the inputs of experts count by the weights that the router gives
+            them (MoE-Pruner, arXiv 2410.12013); for methods that read inputs.
+        dense: With the pattern 2:4, the share of elements, over all layers, in blocks of 16 x 256
+            that stay dense: those whose layers' outputs would lose most, see `blocks.share_dense`.
 
     Returns:
         The sparsity reached and the share of the scores that is left, layer by layer.
@@ -86,12 +97,17 @@ def prune(
     if scope is None and pattern is None:
         scope = chosen.scope
     _check(chosen, scope, pattern, calibration, allocation)
+    if router_weighted and not chosen.needs_inputs:
+        raise ValueError(
+            f"{method} reads no inputs that the router could weigh: use method='wanda', or leave "
+            "router_weighted out"
+        )
     if permute and pattern is None:
         raise ValueError(
             "permute spreads columns over the windows of a pattern: give pattern=(n, m)"
         )
-    rule = PruningRule(sparsity, scope, pattern, vector_length)
-    linears = prunable_linears(model, ignore)
+    rule = PruningRule(sparsity, scope, pattern, vector_length, dense)
+    linears = prunable_linears(model, ignore, experts=True)
     for name, linear in linears.items():
         check_weight(name, weight_of(linear))
     batches: Sequence[torch.Tensor] = ()
@@ -103,26 +119,30 @@ def prune(
         shares = allocate(allocation, model, linears, rule.sparsity, batches, progress)
         rules = {name: replace(rule, sparsity=share) for name, share in shares.items()}
     if permute:
-        permute_(model, linears, rule, batches)
+        modules = {name: x for name, x in linears.items() if not isinstance(x, ExpertView)}
+        permute_(model, modules, rule, batches)
+    if dense:
+        found = share_dense(model, linears, dense, batches, progress)
+        rules = {name: replace(rule, sparsity=None, dense=own) for name, own in found.items()}
     gradients: Mapping[str, torch.Tensor] = {}
     if chosen.needs_gradients:
         windows = [window for batch in batches for window in batch.split(1)]
         gradients = loss_gradients(model, linears, windows, progress)
-    retained = _prune(model, linears, chosen, rules, batches, gradients, progress)
-    return report(method, linears, retained)
+    if chosen.needs_inputs:
+        retained, few = prune_in_order(
+            model, linears, chosen, rules, batches, gradients, progress, router_weighted
+        )
+        return report(method, linears, retained, few)
+    return report(method, linears, _prune(linears, chosen, rules, gradients, progress))
 
 
 def _prune(
-    model: PreTrainedModel,
     linears: Mapping[str, nn.Module],
     method: Method,
     rules: Mapping[str, PruningRule],
-    batches: Sequence[torch.Tensor],
     gradients: Mapping[str, torch.Tensor],
     progress: bool,
 ) -> dict[str, Retained]:
-    if method.needs_inputs:
-        return prune_in_order(model, linears, method, rules, batches, gradients, progress)
     rule = next(iter(rules.values()))
     if rule.scope == "global":
         assert rule.sparsity is not None

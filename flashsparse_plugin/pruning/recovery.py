@@ -12,7 +12,8 @@ ADMM). Only the statistics of one decoder layer are in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,14 +22,18 @@ from torch import Tensor, nn
 
 from ..modules import is_linear, linear_modules, shape_of, weight_of
 from .calibration import calibration_batches
+from .experts import ExpertView, expert_views
+from .gathering import gathering
 from .layers import check_weight
 from .least_squares import LeastSquares, fit_kept
 from .lora import LoRA, Training
-from .relay import Relay, decoder_layers, evaluating
-from .statistics import GRAM, Inputs
+from .relay import Relay, decoder_layers, evaluating, inside
+from .statistics import GRAM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def recover_(
     report = on_progress or (lambda *_: None)
     if isinstance(method, LoRA):
         names = [name for group in pruned_layers(pruned, dense) for name in group]
-        training = Training(pruned, dense, names, calibration, method)
+        training = Training(pruned, dense, trainable(names, pruned), calibration, method)
         for step in training.run():
             report(step, method.steps)
         return [Fit("", *training.merge_())]
@@ -121,7 +126,7 @@ def recover_layers(
     groups = pruned_layers(pruned, dense)
     batches = calibration_batches(pruned, calibration, batch_size)
     relay = Relay(pruned, decoder_layers(pruned), batches)
-    ours, theirs = linear_modules(pruned), linear_modules(dense)
+    ours, theirs = recoverable(pruned), recoverable(dense)
     for index, group in enumerate(groups):
         with evaluating(pruned):
             fits = restore(index)
@@ -140,26 +145,26 @@ def _fit_layer_(
     method: LeastSquares,
 ) -> list[Fit]:
     """Fits the linear layers of one decoder layer."""
-    seen = {name: Inputs(name, ours, [GRAM]) for name, (ours, _) in pairs.items()}
-    hooks = [
-        ours.register_forward_pre_hook(lambda _, args, own=seen[name]: own.add(args[0]))
-        for name, (ours, _) in pairs.items()
-    ]
-    try:
+    with gathering({name: ours for name, (ours, _) in pairs.items()}, [GRAM]) as seen:
         relay.run(index)
-    finally:
-        for hook in hooks:
-            hook.remove()
     fits = []
     for name, (ours, theirs) in pairs.items():
-        gram = seen.pop(name).statistics().gram
+        inputs = seen.pop(name)
+        weight, gram = weight_of(ours), inputs.statistics().gram
         assert gram is not None
-        fits.append(_fit_(name, weight_of(ours), weight_of(theirs), gram, method))
+        # The router sends an expert fewer tokens than a layer has, which it would learn by heart.
+        enough = not isinstance(ours, ExpertView) or inputs.tokens >= weight.shape[1]
+        fits.append(_fit_(name, weight, weight_of(theirs), gram, method, enough))
     return fits
 
 
-def _fit_(name: str, weight: Tensor, dense: Tensor, gram: Tensor, method: LeastSquares) -> Fit:
-    """Puts the fitted weight in the place of a pruned one, where it is the better one."""
+def _fit_(
+    name: str, weight: Tensor, dense: Tensor, gram: Tensor, method: LeastSquares, enough: bool
+) -> Fit:
+    """Puts the fitted weight in the place of a pruned one, where it is the better one.
+
+    Without `enough` tokens it stays as it is.
+    """
     target = dense.to(weight.device, torch.float32)
     cross = target @ gram
 
@@ -172,8 +177,11 @@ def _fit_(name: str, weight: Tensor, dense: Tensor, gram: Tensor, method: LeastS
         difference = w.float() - target
         return max(0.0, squares(difference, difference @ gram)) / size if size > 0 else 0.0
 
+    before = error(weight)
+    if not enough:
+        return Fit(name, before, before)
     fitted = fit_kept(weight, gram, cross, method.ridge, method.steps).to(weight.dtype)
-    before, after = error(weight), error(fitted)
+    after = error(fitted)
     if not after < before:
         return Fit(name, before, before)
     weight.copy_(fitted)
@@ -199,6 +207,33 @@ def few_tokens(pruned: PreTrainedModel, calibration: Tensor) -> str | None:
     )
 
 
+def recoverable(model: nn.Module) -> dict[str, nn.Module]:
+    """The linear layers of a model, and its experts."""
+    return linear_modules(model) | expert_views(model)
+
+
+def trainable(names: Sequence[str], pruned: PreTrainedModel) -> list[str]:
+    """Those of the pruned layers that LoRA trains: all but experts, which keep what they have.
+
+    Raises:
+        ValueError: Where nothing else is pruned.
+    """
+    linears = linear_modules(pruned)
+    found = [name for name in names if name in linears]
+    if not found:
+        raise ValueError(
+            "only experts are pruned, and LoRA trains none. Remedy: recover by least squares "
+            "(--method least-squares), which fits experts, too"
+        )
+    if len(found) < len(names):
+        logger.warning(
+            "LoRA trains no experts: %d projections of experts stay as they are. Least squares "
+            "fits them, too",
+            len(names) - len(found),
+        )
+    return found
+
+
 _ALMOST_NONE = 0.01
 """Of a weight's elements. Zeros by chance are fewer, those of a pruned layer more."""
 
@@ -208,7 +243,7 @@ def _refuse_swapped(pruned: PreTrainedModel, dense: PreTrainedModel) -> None:
     """Raises ValueError where the pruned model has almost no zeros, or fewer than the dense one."""
 
     def shares(model: PreTrainedModel) -> list[float]:
-        linears = linear_modules(decoder_layers(model)).values()
+        linears = recoverable(decoder_layers(model)).values()
         return [float((weight_of(each) == 0).float().mean()) for each in linears]
 
     ours, theirs = shares(pruned), shares(dense)
@@ -235,7 +270,7 @@ def pruned_layers(pruned: PreTrainedModel, dense: PreTrainedModel) -> list[list[
     Raises:
         ValueError: If the models differ in their layers, or none of them is pruned.
     """
-    ours, theirs = linear_modules(pruned), linear_modules(dense)
+    ours, theirs = recoverable(pruned), recoverable(dense)
     shapes = [{name: shape_of(lin) for name, lin in each.items()} for each in (ours, theirs)]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         found, wanted = shapes[0].get(name, "missing"), shapes[1].get(name, "missing")
@@ -247,8 +282,7 @@ def pruned_layers(pruned: PreTrainedModel, dense: PreTrainedModel) -> list[list[
     _refuse_swapped(pruned, dense)
     groups = []
     for layer in decoder_layers(pruned):
-        members = {id(module) for module in layer.modules()}
-        own = [name for name, linear in ours.items() if id(linear) in members]
+        own = inside(layer, ours)
         groups.append([n for n in own if bool((weight_of(ours[n]) == 0).any())])
     for name in (name for group in groups for name in group):
         check_weight(name, weight_of(ours[name]))

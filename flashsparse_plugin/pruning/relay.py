@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..modules import is_linear
+from .experts import owner_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +34,12 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     return best
 
 
+def inside(module: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Those of some layers, experts among them, that are in a module."""
+    members = {id(each) for each in module.modules()}
+    return {name: layer for name, layer in layers.items() if id(owner_of(layer)) in members}
+
+
 def by_decoder_layer(model: nn.Module, linears: Mapping[str, nn.Module]) -> list[list[str]]:
     """Groups the names of linears by the decoder layer that they are in.
 
@@ -43,8 +50,7 @@ def by_decoder_layer(model: nn.Module, linears: Mapping[str, nn.Module]) -> list
     """
     groups = []
     for layer in decoder_layers(model):
-        members = {id(module) for module in layer.modules()}
-        groups.append([name for name, linear in linears.items() if id(linear) in members])
+        groups.append([*inside(layer, linears)])
     groups = [group for group in groups if group]
     if not groups:
         raise ValueError(f"{type(model).__name__}: none of the layers is in a decoder layer")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .blocks import dense_mask
 from .layers import Retained
 from .masks import keep_mask, zero_count
 from .nm import check_pattern, nm_keep_mask
@@ -25,14 +26,23 @@ class PruningRule:
             output feature) or "global" (the model). Must be None if a pattern is given.
         pattern: (n, m) keeps n of every m consecutive input features.
         vector_length: Consecutive output features that share the choice of a pattern.
+        dense: With the pattern 2:4, the share of elements in blocks that stay dense.
     """
 
     sparsity: float | None = None
     scope: str | None = None
     pattern: tuple[int, int] | None = None
     vector_length: int = 1
+    dense: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.dense:
+            if not 0 <= self.dense <= 1:
+                raise ValueError(f"dense={self.dense:g} is not a share of blocks from 0 to 1")
+            if (self.pattern, self.vector_length) != ((2, 4), 1):
+                raise ValueError(
+                    "dense blocks stand beside 2:4 ones alone: give pattern=(2, 4), of single rows"
+                )
         if self.pattern is None:
             if self.scope not in SCOPES:
                 raise ValueError(
@@ -48,21 +58,29 @@ class PruningRule:
         check_pattern(n, m, self.vector_length)
         if self.scope is not None:
             raise ValueError(f"a pattern ({n}:{m}) chooses within its windows: leave scope None")
-        if self.sparsity is not None and abs(self.sparsity - (1 - n / m)) > 1e-6:
+        implied = (1 - n / m) * (1 - self.dense)
+        if self.sparsity is not None and abs(self.sparsity - implied) > 1e-6:
             raise ValueError(
-                f"pattern {n}:{m} has a sparsity of {1 - n / m:g}, not {self.sparsity:g}: "
+                f"pattern {n}:{m} has a sparsity of {implied:g}, not {self.sparsity:g}: "
                 "give one of the two"
             )
-        object.__setattr__(self, "sparsity", 1 - n / m)
+        object.__setattr__(self, "sparsity", implied)
 
-    def keep_mask(self, scores: torch.Tensor) -> torch.Tensor:
+    def keep_mask(self, scores: torch.Tensor, power: int = 1) -> torch.Tensor:
         """Return what to keep of one weight, bool, for scores float32 [out_features, in_features].
+
+        Args:
+            scores: Not negative; the lowest are dropped.
+            power: To which scores are what is lost with an element, so that they add up.
 
         Raises:
             ValueError: For the scope "global", which a single weight cannot decide.
         """
         if self.pattern is not None:
-            return nm_keep_mask(scores, *self.pattern, self.vector_length)
+            keep = nm_keep_mask(scores, *self.pattern, self.vector_length)
+            if self.dense:
+                keep |= dense_mask((scores.double() ** power).masked_fill(keep, 0), self.dense)
+            return keep
         assert self.sparsity is not None and self.scope is not None  # __post_init__ saw to it
         return keep_mask(scores, self.sparsity, self.scope)
 

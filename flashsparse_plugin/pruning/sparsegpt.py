@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor
 
+from .blocks import dense_mask
 from .masks import keep_mask, zero_count
 from .nm import nm_keep_mask
 from .rule import PruningRule
@@ -53,6 +54,7 @@ def prune_sparsegpt_(
     scores = torch.empty_like(work)
     keep = torch.empty_like(zero)
     diagonal = factor.diagonal()
+    dense = _dense(work, diagonal, zero, rule)
     window = rule.pattern[1] if rule.pattern else None
     block = _BLOCK if window is None else window * math.ceil(_BLOCK / window)
     for start in range(0, work.shape[1], block):
@@ -66,7 +68,10 @@ def prune_sparsegpt_(
                 found = found.clamp(_LEAST, 1 / _LEAST).masked_fill_(dead[chosen], _LEAST)
                 found.masked_fill_(zero[:, chosen], 0)
                 scores[:, chosen] = found
-                keep[:, chosen] = _choose(found, rule, chosen, len(work)) & ~zero[:, chosen]
+                kept = _choose(found, rule, chosen, len(work))
+                if dense is not None:
+                    kept |= dense[:, chosen]
+                keep[:, chosen] = kept & ~zero[:, chosen]
             values = work[:, column].clone()
             work[:, column].masked_fill_(~keep[:, column], 0)
             error = (values - work[:, column]) / diagonal[column]
@@ -77,10 +82,18 @@ def prune_sparsegpt_(
     return scores, keep
 
 
+def _dense(weight: Tensor, diagonal: Tensor, zero: Tensor, rule: PruningRule) -> Tensor | None:
+    """Which elements are in blocks that stay dense, by scores before any update; None: none is."""
+    if not rule.dense:
+        return None
+    scores = (weight / diagonal).square().masked_fill(zero, 0)
+    return dense_mask(scores.masked_fill(nm_keep_mask(scores, 2, 4), 0), rule.dense)
+
+
 def _choose(scores: Tensor, rule: PruningRule, columns: slice, rows: int) -> Tensor:
     """What to keep of some columns, so that the whole matrix gets the zeros of the rule."""
     if rule.pattern is not None:
-        return nm_keep_mask(scores, *rule.pattern, rule.vector_length)
+        return nm_keep_mask(scores, *rule.pattern, rule.vector_length)  # blocks: see _dense
     assert rule.sparsity is not None and rule.scope is not None
     each = rows if rule.scope == "layer" else 1  # elements of a column that are chosen together
     before, after = (zero_count(each * x, rule.sparsity) for x in (columns.start, columns.stop))

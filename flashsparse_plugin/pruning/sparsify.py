@@ -13,11 +13,12 @@ from ..formats import get_format, read_format
 from ..linear import SparseLinear
 from ..modules import weight_of
 from ..names import DEFAULT_FORMAT, LM_HEAD
+from .gathering import gathering
 from .layers import PruneReport, check_weight, prunable_linears, report
 from .methods import Method, get_method
 from .relay import evaluating
 from .rule import PruningRule
-from .statistics import Inputs, Statistics
+from .statistics import Statistics
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -115,21 +116,12 @@ def _gather(
     """The statistics of all layers, from one run of the module on each batch."""
     if not method.needs_inputs:
         return {name: Statistics(name) for name in linears}
-    seen = {name: Inputs(name, linear, method.needs) for name, linear in linears.items()}
-    hooks = [
-        linear.register_forward_pre_hook(lambda _, args, own=seen[name]: own.add(args[0]))
-        for name, linear in linears.items()
-    ]
-    try:
-        with evaluating(module):
-            for batch in calibration:
-                if isinstance(batch, Tensor):
-                    module(batch)
-                elif isinstance(batch, Mapping):
-                    module(**batch)
-                else:
-                    module(*batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with gathering(linears, method.needs) as seen, evaluating(module):
+        for batch in calibration:
+            if isinstance(batch, Tensor):
+                module(batch)
+            elif isinstance(batch, Mapping):
+                module(**batch)
+            else:
+                module(*batch)
     return {name: inputs.statistics() for name, inputs in seen.items()}

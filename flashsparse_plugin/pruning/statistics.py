@@ -103,6 +103,11 @@ class Inputs:
     def seen(self) -> int:
         return self.norms.seen
 
+    @property
+    def tokens(self) -> int:
+        """How many reached the layer."""
+        return self.seen // len(self.norms.squares)
+
     def add(self, x: Tensor) -> None:
         """Adds activations [..., in_features]."""
         self.norms.add(x)

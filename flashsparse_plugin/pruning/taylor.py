@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from ..modules import is_transposed, stored_weight
+from .experts import ExpertView
 from .magnitude import magnitude_scores
 from .relay import evaluating
 from .statistics import Statistics
@@ -53,26 +54,23 @@ def loss_gradients(
     Raises:
         ValueError: Naming the layer, for gradients that are NaN or infinite.
     """
-    totals = {
-        name: torch.zeros_like(stored_weight(linear), dtype=torch.float32)
-        for name, linear in linears.items()
+    parameters = {name: _parameter_of(linear) for name, linear in linears.items()}
+    totals = {  # of all experts together
+        id(each): torch.zeros_like(each, dtype=torch.float32) for each in parameters.values()
     }
     required = {parameter: parameter.requires_grad for parameter in model.parameters()}
     hooks = []
 
-    def add(name: str):
-        def hook(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            totals[name] += parameter.grad.abs()
-            parameter.grad = None
-
-        return hook
+    def add(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        totals[id(parameter)] += parameter.grad.abs()
+        parameter.grad = None
 
     try:
         model.requires_grad_(False)
-        for name, linear in linears.items():
-            weight = stored_weight(linear).requires_grad_(True)
-            hooks.append(weight.register_post_accumulate_grad_hook(add(name)))
+        for parameter in {id(each): each for each in parameters.values()}.values():
+            parameter.requires_grad_(True)
+            hooks.append(parameter.register_post_accumulate_grad_hook(add))
         with evaluating(model), torch.enable_grad():
             for window in tqdm(windows, "gradients", unit="window", disable=not progress):
                 logits = model(input_ids=window, use_cache=False).logits[0, :-1]
@@ -82,9 +80,17 @@ def loss_gradients(
             hook.remove()
         for parameter, flag in required.items():
             parameter.requires_grad_(flag)
-    for name, total in totals.items():
+    found = {}
+    for name, linear in linears.items():
+        total = totals[id(parameters[name])]
+        total = linear.part(total) if isinstance(linear, ExpertView) else total
         if not bool(total.isfinite().all()):
             raise ValueError(
                 f"{name}: a gradient is NaN or infinite; load the model in bfloat16 or float32"
             )
-    return {name: t.T if is_transposed(linears[name]) else t for name, t in totals.items()}
+        found[name] = total.T if is_transposed(linear) else total
+    return found
+
+
+def _parameter_of(linear: nn.Module) -> Tensor:
+    return linear.whole if isinstance(linear, ExpertView) else stored_weight(linear)

@@ -44,7 +44,6 @@ class CUDAImpl(DecodeImpl, FlashAttentionImpl):
         caches = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
         return *caches, metadata.block_table
 
-
     def do_kv_cache_update(
         self,
         layer: Any,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of nm_panels and nm_rows, in which nm_vector runs on a CPU.
+// The ops of nm_panels and nm_rows, in which nm_vector runs on a CPU, and of hybrid_panels, in which
+// hybrid_24 does.
 #include "bindings/cpu.h"
 
 #include <optional>
@@ -88,6 +89,51 @@ Weight rows_of(const Tensor& values, const Tensor& positions, const Scales& scal
   return weight;
 }
 
+// Kinds and positions may have any value: lengths of streams are checked against the kinds.
+Weight hybrid_of(const Tensor& values, const Tensor& positions, const Tensor& kinds,
+                 const Scales& scales, int64_t out, int64_t in, ScalarType dtype,
+                 const std::string& value_type, int64_t group) {
+  check_nm_shape(out, in);
+  check_nm_dtype(dtype);
+  Weight weight{values.const_data_ptr(), value_type_of(value_type), 4 * cpu_panels::windows_of(in)};
+  FS_CHECK(weight.type != ValueType::kNative, "hybrid_panels holds codes, not native values");
+  FS_CHECK(group == 0 || group == 32 || group == 64 || group == 128,
+           "group must be 0, 32, 64 or 128, not ", group);
+  check_on_cpu(values, "values");
+  check_tensor(values, "values", ScalarType::Byte, 2);
+  check_tensor(positions, "positions", ScalarType::Int, 2);
+  check_beside(positions, "positions", values, "values");
+  check_tensor(kinds, "kinds", ScalarType::Byte, 2);
+  check_beside(kinds, "kinds", values, "values");
+  const int64_t units = cpu_panels::units_of(in);
+  weight.panels = panels(out);
+  FS_CHECK(kinds.size(0) == weight.panels && kinds.size(1) == units, "kinds of a [", out, ", ", in,
+           "] weight must be [", weight.panels, ", ", units, "], not [", kinds.size(0), ", ",
+           kinds.size(1), "]");
+  weight.kinds = kinds.const_data_ptr<uint8_t>();
+  int64_t steps = 0, words = 0;
+  for (int64_t p = 0; p < weight.panels; ++p) {
+    const auto sizes = cpu_panels::hybrid_sizes(weight.kinds + p * units, in);
+    steps += code_bytes(weight.type, sizes.entries);
+    words += sizes.words;
+  }
+  FS_CHECK(values.size(0) >= steps && values.size(1) == kPanelRows, "values must be [", steps, ", ",
+           kPanelRows, "] or more, not [", values.size(0), ", ", values.size(1), "]");
+  FS_CHECK(positions.size(0) >= words && positions.size(1) == kPanelRows, "positions must be [",
+           words, ", ", kPanelRows, "] or more, not [", positions.size(0), ", ", positions.size(1),
+           "]");
+  weight.positions = words_of(positions);
+  weight.n = weight.m = 4;
+  weight.group_entries = group;
+  if (!scales) return weight;
+  weight.scale_dtype = dtype_of(scales->scalar_type(), "scales");
+  check_tensor(*scales, "scales", scales->scalar_type(), 3);
+  check_beside(*scales, "scales", values, "values");
+  check_panels(*scales, "scales", out, in, group ? (in + group - 1) / group : 1);
+  weight.scales = scales->const_data_ptr();
+  return weight;
+}
+
 Tensor unpacked(const Weight& packed, int64_t out, int64_t in, ScalarType dtype) {
   Tensor weight = empty({out, in}, dtype);
   cpu_panels::unpack(packed, out, in, dtype_of(dtype, "dtype"), weight.mutable_data_ptr());
@@ -139,6 +185,24 @@ Tensor nm_rows_linear(const Tensor& x, const Tensor& values, const Tensor& posit
   return product(packed, inputs, out, weight_dtype);
 }
 
+Tensor hybrid_panels_unpack(const Tensor& values, const Tensor& positions, const Tensor& kinds,
+                            const Scales& scales, int64_t out, int64_t in, ScalarType dtype,
+                            std::string value_type, int64_t group) {
+  return unpacked(
+      hybrid_of(values, positions, kinds, scales, out, in, dtype, value_type, group), out, in,
+      dtype);
+}
+
+Tensor hybrid_panels_linear(const Tensor& x, const Tensor& values, const Tensor& positions,
+                            const Tensor& kinds, const Tensor& scales, int64_t out,
+                            ScalarType weight_dtype, std::string value_type, int64_t group,
+                            const std::optional<Tensor>& bias) {
+  const LinearInputs inputs(x, out, bias, values, "values");
+  const Weight packed = hybrid_of(values, positions, kinds, scales, out, inputs.in_features,
+                                  weight_dtype, value_type, group);
+  return product(packed, inputs, out, weight_dtype);
+}
+
 STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def(
       "nm_panels_unpack(Tensor values, Tensor columns, int out_features, int in_features, "
@@ -155,6 +219,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "nm_rows_linear(Tensor x, Tensor values, Tensor positions, Tensor scales, int out_features, "
       "int n, int m, ScalarType weight_dtype, str value_type, int group=0, Tensor? bias=None) -> "
       "Tensor");
+  m.def(
+      "hybrid_panels_unpack(Tensor values, Tensor positions, Tensor kinds, Tensor? scales, "
+      "int out_features, int in_features, ScalarType dtype, str value_type, int group=0) -> "
+      "Tensor");
+  m.def(
+      "hybrid_panels_linear(Tensor x, Tensor values, Tensor positions, Tensor kinds, "
+      "Tensor scales, int out_features, ScalarType weight_dtype, str value_type, int group=0, "
+      "Tensor? bias=None) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {
@@ -162,6 +234,8 @@ STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {
   m.impl("nm_panels_linear", TORCH_BOX(&nm_panels_linear));
   m.impl("nm_rows_unpack", TORCH_BOX(&nm_rows_unpack));
   m.impl("nm_rows_linear", TORCH_BOX(&nm_rows_linear));
+  m.impl("hybrid_panels_unpack", TORCH_BOX(&hybrid_panels_unpack));
+  m.impl("hybrid_panels_linear", TORCH_BOX(&hybrid_panels_linear));
 }
 
 }  // namespace

@@ -378,3 +378,36 @@ def test_a_million_layers_are_refused_at_once(model_dir, tmp_path):
     (source / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**15}))
     result = prune(source, tmp_path / "out", "--method", "magnitude")
     assert result.exit_code == 1 and "different models" in " ".join(result.stderr.split())
+
+
+def test_dense_blocks_beside_24(model_dir, text_file, tmp_path):
+    out = tmp_path / "pruned"
+    how = ["--pattern", "2:4", "--dense", "0.25"]
+    result = prune(model_dir, out, "--calibration", text_file, *WINDOWS, *how)
+    assert result.exit_code == 0, result.stderr
+    assert "flashsparse convert RECOVERED PACKED --format hybrid\n" in result.stdout
+    zeros = sum(int((weight == 0).sum()) for weight in linears(out).values())
+    share = zeros / sum(weight.numel() for weight in linears(out).values())
+    assert share == pytest.approx(0.375, abs=0.02)
+    assert "2:4, 0.25 of the 16x256 blocks dense" in (out / "README.md").read_text()
+    packed = tmp_path / "packed"
+    made = CliRunner().invoke(app, ["convert", str(out), str(packed), "--format", "hybrid-int8"])
+    assert made.exit_code == 0, made.output
+    config = json.loads((packed / "config.json").read_text())["quantization_config"]
+    assert (config["format"], config["options"]) == ("hybrid_24", {"values": "int8"})
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (["--dense", "0.25"], "dense blocks stand beside 2:4 ones: give --pattern 2:4"),
+        (["--dense", "0.25", "--pattern", "4:8"], "give --pattern 2:4"),
+        (
+            ["--dense", "25", "--pattern", "2:4"],
+            "25 is not a share of blocks from 0 to 1: was 0.25",
+        ),
+    ],
+)
+def test_dense_blocks_that_cannot_be(model_dir, tmp_path, how, message):
+    result = prune(model_dir, tmp_path / "out", "--method", "magnitude", *how)
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())

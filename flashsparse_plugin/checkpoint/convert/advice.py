@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from ...formats import get_format
 from ...formats.values.dtypes import packable_dtype
@@ -67,15 +67,22 @@ def notes_on(
         yield f"Some layers cannot be {done} and stay as they are: {'; '.join(reasons)}."
 
 
-def notes_on_pruning(stored: StoredModel) -> Iterator[str]:
+def notes_on_pruning(stored: StoredModel, pruned: Set[str] = frozenset()) -> Iterator[str]:
     """Yields what of a model stays as it is where it is pruned, because of what it is.
+
+    Args:
+        stored: The model.
+        pruned: Names of the layers that were pruned, experts among them.
 
     `convert` has no need of the sentence about routers: its report has a reason for every layer.
     """
     routers = stored.routers()
     if routers:
         yield f"Routers are not pruned: {'; '.join(told(('router', name) for name in routers))}."
-    yield from notes_on(stored, "pruned")
+    modules = {name.rsplit(".", 2)[0] for name in pruned}
+    ignored = "they are left out"
+    apart = {x.name: ignored for x in stored.linears if x.expert and x.expert.module not in modules}
+    yield from notes_on(stored, "pruned", apart)
 
 
 def nothing_packed(report: ConversionReport) -> str:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from ...formats.values.dtypes import cast
+from ...modules import experts_of
 from ...packed import dtype_name
+from ...pruning.experts import expert_views
 from ..files.folder import INDEX
 from ..files.headers import CheckpointError, TensorInfo
 from ..files.places import CONFIG
@@ -110,16 +112,25 @@ def pruned_weights(
     Raises:
         CheckpointError: For a layer that is not a tensor of the checkpoint by itself.
     """
-    pruned = {id(model.get_submodule(name).weight): name for name in layers}
+    experts = expert_views(model)
+    linears = [name for name in layers if name not in experts]
+    pruned = {id(model.get_submodule(name).weight): name for name in linears}
     weights, lost = {}, set(layers)
     if biases:
-        own = ((model.get_submodule(name).bias, name) for name in layers)
+        own = ((model.get_submodule(name).bias, name) for name in linears)
         pruned |= {id(bias): name for bias, name in own if bias is not None}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         key = stored.checkpoint.stored_as.get(name)
         if key is not None and id(parameter) in pruned:
             weights[key] = parameter.detach()
             lost.discard(pruned[id(parameter)])
+    places = stored_experts(stored)
+    for name in lost & experts.keys():
+        view = experts[name]
+        key = places.get((view.parameter, view.number, view.side))
+        if key is not None:
+            weights[key] = view.weight.detach()
+            lost = lost - {name}
     if lost:
         why = stored.unfit()
         reasons = told((why.get(name, "not in the checkpoint"), name) for name in sorted(lost))
@@ -128,6 +139,32 @@ def pruned_weights(
             "--ignore (ignore=)"
         )
     return weights
+
+
+def stored_experts(stored: StoredModel) -> dict[tuple[str, int, int], str]:
+    """The tensors that hold a projection of an expert each.
+
+    Returns:
+        By the parameter of the model, the number of the expert, and which of the parameter's
+        projections it is.
+    """
+    found = {}
+    for linear in stored.linears:
+        if (expert := linear.expert) is not None:
+            sides = stored.checkpoint.stacks[expert.parameter].projections
+            place = (expert.parameter, expert.number, sides.index(expert.projection))
+            found[place] = f"{expert.stored}.weight"
+    return found
+
+
+def unwritable_experts(stored: StoredModel) -> list[str]:
+    """Modules of experts whose weights are no tensors by themselves: pruning cannot write them."""
+    whole = {parameter for parameter, _, _ in stored_experts(stored)}
+    return list(
+        dict.fromkeys(
+            name.rpartition(".")[0] for name in experts_of(stored.model) if name not in whole
+        )
+    )
 
 
 def _write_shard(

@@ -22,10 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ...modules import linear_modules, weight_of
+from ...modules import weight_of
 from ...pruning import LeastSquares, LoRA
 from ...pruning.lora import Training
-from ...pruning.recovery import Fit, pruned_layers, recover_layers
+from ...pruning.recovery import Fit, pruned_layers, recover_layers, recoverable, trainable
 from ..files.headers import CheckpointError
 from ..read.directory import ModelDirectory
 from ..read.linears import StoredModel
@@ -110,7 +110,10 @@ def write_recovered(
         ValueError: As `recover_` does.
     """
     groups = pruned_layers(pruned, dense)
-    report = RecoveryReport(method, [name for group in groups for name in group])
+    names = [name for group in groups for name in group]
+    if isinstance(method, LoRA):
+        names = trainable(names, pruned)
+    report = RecoveryReport(method, names)
     weights = pruned_weights(stored, pruned, report.names)
     taken = {part_name(number) for number in range(1, max(2, len(groups)) + 1)}
     if taken & {path.name for path in stored.directory.shards}:
@@ -212,7 +215,7 @@ class _Parts:
         self, staging: Staging, model: PreTrainedModel, groups: Sequence[Sequence[str]]
     ) -> None:
         self.staging, self.groups = staging, groups
-        linears = linear_modules(model)
+        linears = recoverable(model)
         self.weights = {name: weight_of(linears[name]) for group in groups for name in group}
         pruned = [index for index, group in enumerate(groups) if group]
         self.number = {index: number for number, index in enumerate(pruned, start=1)}

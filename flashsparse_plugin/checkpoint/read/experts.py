@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ...modules import experts_of
+from ...modules import experts_of, is_plain_experts
 from ...packed import FormatError, PackedWeight
 from ..files.headers import TensorInfo
 from .renaming import Names
@@ -96,12 +96,10 @@ def stacks_of(model: nn.Module, names: Names) -> dict[str, Stack]:
     for parameter, weight in experts_of(model).items():
         projections = names.projections(parameter)
         module = model.get_submodule(parameter.rpartition(".")[0])
-        plain = getattr(module, "is_transposed", True) is False
-        plain = plain and getattr(module, "is_concatenated", True) is True
-        if weight.dim() != 3 or not projections or not plain or not hasattr(module, "act_fn"):
+        if weight.dim() != 3 or not projections or not is_plain_experts(module):
             continue
         count, rows, columns = weight.shape
-        if rows % len(projections) == 0 and not getattr(module, "has_post_expert_norm", False):
+        if rows % len(projections) == 0:
             shape = (rows // len(projections), columns)
             found[parameter] = Stack(parameter, count, projections, shape)
     modules = {stack.module for stack in found.values()}

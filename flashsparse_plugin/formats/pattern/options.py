@@ -25,7 +25,7 @@ from ..values.types import GROUPS, VALUE_TYPES, Activations, Values
 VECTOR_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 _NAMED = re.compile(r"(\d+):(\d+)(?:-L(\d+))?(?:-([a-z]\w*))?", re.ASCII | re.IGNORECASE)
-_VALUES = {key: name for name in VALUE_TYPES for key in (name.partition("_")[0], name)}
+NAMED_VALUES = {key: name for name in VALUE_TYPES for key in (name.partition("_")[0], name)}
 
 
 def options_named(text: str) -> dict[str, Any] | None:
@@ -37,11 +37,11 @@ def options_named(text: str) -> dict[str, Any] | None:
     if re.match(r"\d+:\d", text, re.ASCII) is None:
         return None
     found = _NAMED.fullmatch(text)
-    values = _VALUES.get(found[4].lower()) if found and found[4] else None
+    values = NAMED_VALUES.get(found[4].lower()) if found and found[4] else None
     if found is None or (found[4] and values is None):
         raise FormatError(
             f"{text!r} is not a pattern: write N:M, with -L and the rows that share it, and -"
-            f"{', -'.join(key for key in _VALUES if key.isalnum())} for values of fewer bits, "
+            f"{', -'.join(key for key in NAMED_VALUES if key.isalnum())} for values of fewer bits, "
             "such as 2:4, 2:4-int8 or 8:32-L32-int8"
         )
     named: dict[str, Any] = {"n": int(found[1]), "m": int(found[2])}

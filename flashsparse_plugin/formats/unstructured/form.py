@@ -27,9 +27,7 @@ from .pieces import Division
 class Arranged(Protocol):
     """A form that is made of the tensors of the one on disk, without the dense weight between."""
 
-    def scheme(
-        self, dtype: torch.dtype, options: Mapping[str, Any] | None = None
-    ) -> Scheme: ...
+    def scheme(self, dtype: torch.dtype, options: Mapping[str, Any] | None = None) -> Scheme: ...
     def arrange(
         self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight: ...

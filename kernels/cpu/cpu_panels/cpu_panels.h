@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products with a weight in nm_panels and in nm_rows (formats/cpu_panels.h).
+// The products with a weight in nm_panels, in nm_rows and in hybrid_panels (formats/cpu_panels.h).
 #pragma once
 #include <cstdint>
 
@@ -11,7 +11,7 @@ namespace flashsparse::cpu_panels {
 struct Weight {
   const void* values;
   ValueType type;
-  int64_t kept;  // entries of a row
+  int64_t kept;  // entries of a row; of hybrid_panels as if all were kept
   // Of codes:
   const void* scales = nullptr;  // null: unpack gives the codes as numbers
   Dtype scale_dtype = Dtype::kFloat32;
@@ -19,9 +19,12 @@ struct Weight {
   // Of nm_panels:
   const int32_t* columns = nullptr;
   int64_t vector_panels = 1;  // panels that share their columns
-  // Of nm_rows:
+  // Of nm_rows and hybrid_panels:
   const uint32_t* positions = nullptr;
   int64_t n = 1, m = 1;  // entries and columns of a window
+  // Of hybrid_panels, whose n and m are 4:
+  const uint8_t* kinds = nullptr;
+  int64_t panels = 0;
 };
 
 // Columns must lie in [0, in_features], positions of any origin are safe. Native values are of

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner kernels of nm_panels and nm_rows, once per instruction set.
+// The inner kernels of nm_panels, nm_rows and hybrid_panels, once per instruction set.
 #pragma once
 #include <cstdint>
 
@@ -22,7 +22,8 @@ struct Panel {  // see formats/cpu_panels.h
   const void* values;
   const void* scales;         // of codes
   const int32_t* columns;     // of nm_panels
-  const uint32_t* positions;  // of nm_rows
+  const uint32_t* positions;  // of nm_rows and hybrid_panels
+  const uint8_t* kinds;       // of hybrid_panels
 };
 
 // sums[token][16 rows] = a panel times activations x in fp32.
@@ -36,6 +37,7 @@ struct Kernels {
   int panels_tokens, rows_tokens;
   Multiply panels;  // nm_panels: x [columns][tokens]
   Multiply rows;    // nm_rows: x [windows][tokens][m], and 256 readable floats behind them
+  Multiply hybrid;  // hybrid_panels: as rows, with m = 4
 };
 
 // The table for this machine (cpu/capability.h).

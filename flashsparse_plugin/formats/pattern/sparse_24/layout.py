@@ -129,7 +129,7 @@ def arrange(
     kept, length, width = options.kept(shape[1]), options.vector_length, across * UNIT_COLS
     entries = torch.arange(kept, device=units.device)
     window = entries // options.n * options.m
-    two_of_four = _two_of_four(units.device)
+    two_of_four = pairs_by_mask(units.device)
     for slab in slabs(*shape):
         groups = slice(slab.start // length, options.groups(slab.stop))
         positions = unpack_positions(weight_index[groups], kept, options.index_bits)
@@ -295,7 +295,7 @@ def unit_rows(slab: slice) -> slice:
     return slice(slab.start // UNIT_ROWS, -(-slab.stop // UNIT_ROWS))
 
 
-def _two_of_four(device: torch.device) -> Tensor:
+def pairs_by_mask(device: torch.device) -> Tensor:
     """By the mask of what is kept of four columns: the two columns that are stored, int64 [16, 2].
 
     Fewer than two are filled with the smallest others. (More than two cannot be.)

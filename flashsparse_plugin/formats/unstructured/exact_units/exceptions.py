@@ -116,7 +116,9 @@ def _scaled(found: Exceptions, bases: Tensor) -> tuple[Tensor, Tensor]:
     least = torch.where(exponents > 0, 2.0**-63, 2.0**-126)
     near = (scaled.abs() >= least) & (scaled.abs() < 2.0**64) | ~weights.isfinite()
     # Infinities and NaN keep their bits.
-    values = torch.where(weights.isfinite(), scaled.to(torch.bfloat16).view(torch.int16), found.bits)
+    values = torch.where(
+        weights.isfinite(), scaled.to(torch.bfloat16).view(torch.int16), found.bits
+    )
     places = (found.rows % UNIT_ROWS) << 8 | found.columns % UNIT_COLS
     return values.int() << 16 | places.int(), near
 

@@ -100,9 +100,7 @@ def _(
     is our own.
     """
     check_units(units, row_scales, slots, listed, listed_offsets, out_features, x.shape[-1])
-    torch._check(
-        weight_dtype == torch.bfloat16, lambda: "exact_units weights are bfloat16"
-    )
+    torch._check(weight_dtype == torch.bfloat16, lambda: "exact_units weights are bfloat16")
     return linear_result(x, out_features, bias)
 
 

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experts of a mixture, as layers that are pruned one by one.
+
+A model of transformers holds all experts of a layer in two parameters of three dimensions. Each
+projection of each expert is shown as a linear layer here, whose weight is a view of its parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..matching import matches
+from ..modules import experts_of, is_plain_experts
+
+FEW_TOKENS = 64
+"""Calibration tokens; an expert that fewer reached is judged by all tokens of its layer."""
+
+
+class ExpertView(nn.Module):
+    """One projection of one expert.
+
+    Args:
+        owner: The module of experts.
+        parameter: The name of its parameter in the model.
+        number: Which expert.
+        side: Which projection of those that are one below the other in the parameter.
+        sides: How many they are.
+
+    Attributes:
+        owner: See above; no part of this module.
+        is_last: Whether it is the down projection.
+    """
+
+    bias = None
+
+    def __init__(self, owner: nn.Module, parameter: str, number: int, side: int, sides: int):
+        super().__init__()
+        self._owner = (owner,)  # in a tuple: a module would become a part
+        self.parameter, self.number, self.side, self.sides = parameter, number, side, sides
+        self.is_last = parameter.rpartition(".")[2] == "down_proj"
+
+    @property
+    def owner(self) -> Any:
+        return self._owner[0]
+
+    @property
+    def whole(self) -> Tensor:
+        """The parameter, of all experts."""
+        return self.owner._parameters[self.parameter.rpartition(".")[2]]
+
+    def part(self, whole: Tensor) -> Tensor:
+        """What of a tensor like the parameter is of this projection: a view."""
+        rows = whole.shape[1] // self.sides
+        return whole[self.number, self.side * rows : (self.side + 1) * rows]
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """[out_features, in_features], a view of the parameter."""
+        return self.part(self.whole)
+
+
+_NAMES = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "up_proj": ("up_proj",),
+    "down_proj": ("down_proj",),
+}
+
+
+def expert_views(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, nn.Module]:
+    """The projections of all experts, by names such as "model.layers.3.mlp.experts.7.gate_proj".
+
+    Args:
+        model: A transformers model, or any module.
+        ignore: Those to leave out; see `matching.matches`.
+    """
+    found: dict[str, nn.Module] = {}
+    for parameter, weight in experts_of(model).items():
+        module, _, own = parameter.rpartition(".")
+        owner = model.get_submodule(module)
+        if own not in _NAMES or weight.dim() != 3 or not is_plain_experts(owner):
+            continue
+        sides = _NAMES[own]
+        for number in range(len(weight)):
+            for side, name in enumerate(sides):
+                full = f"{module}.{number}.{name}"
+                if not any(matches(each, ignore) for each in (full, module)):
+                    found[full] = ExpertView(owner, parameter, number, side, len(sides))
+    return found
+
+
+def owner_of(layer: nn.Module) -> nn.Module:
+    """The module of the model that a layer is, or is a part of."""
+    return layer.owner if isinstance(layer, ExpertView) else layer
+
+
+def by_owner(layers: Mapping[str, nn.Module]) -> list[dict[str, ExpertView]]:
+    """The experts among some layers, by their modules."""
+    found: dict[int, dict[str, ExpertView]] = {}
+    for name, layer in layers.items():
+        if isinstance(layer, ExpertView):
+            found.setdefault(id(layer.owner), {})[name] = layer
+    return list(found.values())
+
+
+def inputs_of(
+    owner: Any, args: tuple, kwargs: Mapping[str, Any], numbers: Iterable[int], everyone: bool
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
+    """What the projections of some experts multiply in a forward pass of their module.
+
+    Args:
+        owner: The module of experts.
+        args: That its forward is given.
+        kwargs: Likewise.
+        numbers: The experts.
+        everyone: Whether to send all tokens to each of them, whatever the router says.
+
+    Yields:
+        The expert, the inputs of gate and up [tokens, hidden], those of down [tokens,
+        intermediate], and the router's weights [tokens, 1], where it has chosen.
+    """
+    given = inspect.signature(owner.forward).bind(*args, **kwargs).arguments
+    hidden, ids, weights = list(given.values())[:3]
+    x = hidden.detach().reshape(-1, hidden.shape[-1])
+    ids, weights = (each.detach().reshape(len(x), -1) for each in (ids, weights))
+    gated = owner.has_gate
+    up = owner.gate_up_proj if gated else owner.up_proj
+    bias = None
+    if owner.has_bias:
+        bias = owner.gate_up_proj_bias if gated else owner.up_proj_bias
+    for number in numbers:
+        rows, chosen = x, None
+        if not everyone:
+            token, slot = (ids == number).nonzero(as_tuple=True)
+            if not len(token):
+                continue
+            rows, chosen = x[token], weights[token, slot, None].float()
+        with torch.no_grad():
+            both = F.linear(rows, up[number], None if bias is None else bias[number])
+            inner = owner._apply_gate(both) if gated else owner.act_fn(both)
+        yield number, rows, inner, chosen
