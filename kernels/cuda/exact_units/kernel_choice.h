@@ -19,8 +19,7 @@ inline constexpr int64_t kFewTokens = 16;
 
 inline Kernel choose_kernel(int64_t tokens, const Gpu& gpu, const TokenLimits& limits = {}) {
   if (tokens > limits.sparse.value_or(max_sparse_tokens(gpu))) return Kernel::kUnpacked;
-  return gpu.has_wgmma() && tokens > limits.few.value_or(kFewTokens) ? Kernel::kMany
-                                                                      : Kernel::kFew;
+  return gpu.has_wgmma() && tokens > limits.few.value_or(kFewTokens) ? Kernel::kMany : Kernel::kFew;
 }
 
 }  // namespace flashsparse::exact_units

@@ -38,8 +38,8 @@ double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, c
   const double groups = plan.info().groups, width = plan.info().tokens;
   const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
-  const double panels = static_cast<double>(
-      ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * kPanels);
+  const double panels =
+      static_cast<double>(ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * kPanels);
   // Per panel: bytes of the block's weight and of x, clocks of shared memory and of a warpgroup.
   const double written = std::min<double>(width, static_cast<double>(tokens));
   const double weight = groups * 4 * plan.unit_bytes() / kPanels, x = written * kPanelBytes;
@@ -56,8 +56,8 @@ double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, c
   double sums = plan.depth > 1 ? kGiving + kSums * 2 * given / kL2 : 0;
   if (plan.shares_tiles(rows, tokens)) {
     const double parts = 1 + std::max(1.0, static_cast<double>(plan.clusters) / tiles);
-    sums = kSharing + (plan.clusters % tiles == 0 ? 0 : kRagged) +
-           kSums * (1 + parts) * given / kL2;
+    sums =
+        kSharing + (plan.clusters % tiles == 0 ? 0 : kRagged) + kSums * (1 + parts) * given / kL2;
   }
   return kLaunch + rounds * (panels * busy + own_tiles * kTile + sums) + kRound * (rounds - 1);
 }
@@ -156,7 +156,7 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, i
 
 Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                               int unit_slots) {
-  const std::array<int64_t, 6> key{rows,       cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
+  const std::array<int64_t, 6> key{rows,      cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
                                    unit_slots};
   return remembered(key, [&] {
     return cheapest<WgmmaPlan>(

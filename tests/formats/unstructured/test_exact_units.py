@@ -222,9 +222,7 @@ def test_a_layer_runs_saves_and_trains():
     x = torch.randn(3, 300, requires_grad=True)
     y = layer(x)
     y.sum().backward()
-    torch.testing.assert_close(
-        x.grad, weight.float().sum(0).expand(3, -1), rtol=1e-5, atol=1e-3
-    )
+    torch.testing.assert_close(x.grad, weight.float().sum(0).expand(3, -1), rtol=1e-5, atol=1e-3)
     stored = layer.packed.transcode(STORED.scheme(torch.bfloat16))
     assert same(stored.validate().unpack(), weight)
     for plan in (Plan.only("few"), Plan.only("many"), Plan.only("library")):
