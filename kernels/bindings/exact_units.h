@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Argument checks of the ops of exact_units. What a kernel takes for an address is the list of
-// exceptions and its offsets, whose content the format validates; no word of the units, and no slot.
+// exceptions and its offsets, whose content the format validates; no word of the units, and no
+// slot.
 #pragma once
 #include <tuple>
 

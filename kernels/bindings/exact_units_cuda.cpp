@@ -122,13 +122,13 @@ void wgmma_product(const LinearInputs& inputs, const ExactUnits& packed, const G
   STD_CUDA_CHECK(cuda::exact_units_wgmma(arguments, map, plan, stream));
 }
 
-// Dense tensor cores on decoded units, by the decode kernel or the prefill kernel up to the caller's
-// numbers of tokens, then unpacking and the library's product. The choice is made on the host, so that CUDA graphs can capture it.
+// Dense tensor cores on decoded units, by the decode kernel or the prefill kernel up to the
+// caller's numbers of tokens, then unpacking and the library's product. The choice is made on the
+// host, so that CUDA graphs can capture it.
 Tensor exact_units_linear(const Tensor& x, const Tensor& units, const Tensor& scales,
                           const Tensor& slots, const Tensor& list, const Tensor& offsets,
                           int64_t rows, ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                          std::optional<int64_t> sparse_tokens,
-                          std::optional<int64_t> few_tokens) {
+                          std::optional<int64_t> sparse_tokens, std::optional<int64_t> few_tokens) {
   check_sparse_tokens(sparse_tokens, few_tokens);
   FS_CHECK(weight_dtype == ScalarType::BFloat16, "exact_units weights are bfloat16");
   const ExactUnits packed{units, scales, slots, list, offsets};
@@ -140,9 +140,8 @@ Tensor exact_units_linear(const Tensor& x, const Tensor& units, const Tensor& sc
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(units);
   const Kernel kernel = chosen_kernel(
-      "exact_units", {Kernel::kFew, Kernel::kMany}, x.scalar_type() == weight_dtype, [&] {
-        return exact_units::choose_kernel(inputs.tokens, gpu, {sparse_tokens, few_tokens});
-      });
+      "exact_units", {Kernel::kFew, Kernel::kMany}, x.scalar_type() == weight_dtype,
+      [&] { return exact_units::choose_kernel(inputs.tokens, gpu, {sparse_tokens, few_tokens}); });
   if (kernel == Kernel::kMany) {
     wgmma_product(inputs, packed, gpu, y);
   } else if (kernel == Kernel::kFew) {

@@ -11,8 +11,7 @@ using exact_units::WgmmaPlan;
 
 // From the bytes of the weight; those of a weight that is not packed yet say nothing.
 int unit_slots(const Product& product) {
-  const int64_t units =
-      exact_units::unit_rows(product.rows) * exact_units::unit_cols(product.cols);
+  const int64_t units = exact_units::unit_rows(product.rows) * exact_units::unit_cols(product.cols);
   const int64_t beside = product.nbytes / units - exact_units::kUnitBytes;
   return beside >= 64 ? 16 : beside >= 32 ? 8 : 4;
 }
@@ -66,11 +65,11 @@ Shapes many_shapes() {
 }  // namespace
 
 Format exact_units_planners() {
-  return {"exact_units",
-          choose,
-          {{"exact_units.few", LaunchNumbers<LinearPlan>::kFields, few_shapes, plan_few, list_few},
-           {"exact_units.many", LaunchNumbers<WgmmaPlan>::kFields, many_shapes, plan_many,
-            list_many}}};
+  return {
+      "exact_units",
+      choose,
+      {{"exact_units.few", LaunchNumbers<LinearPlan>::kFields, few_shapes, plan_few, list_few},
+       {"exact_units.many", LaunchNumbers<WgmmaPlan>::kFields, many_shapes, plan_many, list_many}}};
 }
 
 }  // namespace flashsparse::planning

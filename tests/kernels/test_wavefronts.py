@@ -23,6 +23,8 @@ import torch
 from emulated_decode import fp8, random_decode
 from emulated_dense import Case as DenseCase
 from emulated_gather import HOPPER, random_case
+from emulated_exact_units import Plan as ExactPlan
+from emulated_exact_units import random_case as random_exact
 from emulated_linear import Case
 from emulated_nm_spmm import COMPILED
 from emulated_nm_spmm import random_case as random_spmm
@@ -164,6 +166,21 @@ def sparse_24_rows(driver, folder: Path) -> Rows:
     return rows
 
 
+def exact_rows(driver, folder: Path) -> Rows:
+    """Few exceptions and many; warps along rows and columns, and two units of rows to a warp."""
+    rows: Rows = {}
+    for kernel, told, number, plan in (
+        ("linear", "8 tokens", 0, ExactPlan(0, 2, 2, 2, 2, 1)),
+        ("linear", "16 tokens, many exceptions", 2, ExactPlan(3, 2, 1, 2, 2, 1)),
+        ("wgmma", "64 tokens", 0, (2, 1, 1, 3, 1)),
+    ):
+        case = random_exact(256, 1024, int(told.split()[0]), number, plan=plan)
+        counts = count(driver(f"exact_units/{kernel}_driver", "plain"), case.encode(), folder)
+        for access, row in accesses(counts).items():
+            rows[f"exact_units::{kernel}_kernel", f"256x1024 {told}", access] = row
+    return rows
+
+
 def bitmap_linear_rows(driver, folder: Path) -> Rows:
     """Warps beside each other along rows and columns, and two units of rows to a warp."""
     rows: Rows = {}
@@ -248,6 +265,7 @@ KERNEL_ROWS = (
     bitmap_rows,
     decode_rows,
     sparse_24_rows,
+    exact_rows,
     bitmap_linear_rows,
     gather_rows,
     tiles_rows,

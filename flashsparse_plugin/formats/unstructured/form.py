@@ -189,9 +189,10 @@ class UnstructuredFormat(Format):
         Values stay as they are, or codes and scales, also in another dtype and for other
         activations; what is of another type goes by way of the weight that it stands for.
         """
-        if self.on_gpu is target.format and target.dtype == packed.dtype:
+        form = self.on_gpu
+        if form is not None and target.format is form and target.dtype == packed.dtype:
             stored = {name: packed.tensors[name].to(device) for name in self.streams}
-            return self.on_gpu.arrange(stored, target, packed.shape)
+            return form.arrange(stored, target, packed.shape)
         to, found, other = target.format, quantization_of(packed.scheme), quantization_of(target)
         alike = (found and found.type) == (other and other.type)
         if isinstance(to, UnstructuredFormat):

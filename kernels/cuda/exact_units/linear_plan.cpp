@@ -14,7 +14,7 @@ namespace {
 // The rates of sparse_24's native values, to which this kernel's copies, x and reductions are
 // equal. Not measured on a GPU, but counted in its instructions: the mma of a unit are twice those
 // of mma.sp, of which half the clocks are loads of operands, and decoding takes 240 instructions.
-constexpr mma_units::LinearRates kRates = {35.8e3, 47.5e3, 1110, 11,   240, 0.05, 0.021, 0.092,
+constexpr mma_units::LinearRates kRates = {35.8e3, 47.5e3, 1110, 11,  240,  0.05, 0.021, 0.092,
                                            0.86,   4.4,    82e3, 2.4, 0.18, 0.56, 0.026};
 
 }  // namespace
@@ -60,7 +60,7 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, i
 
 Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                                 int unit_slots) {
-  const std::array<int64_t, 6> key{rows,       cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
+  const std::array<int64_t, 6> key{rows,      cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
                                    unit_slots};
   return remembered(key, [&] {
     return cheapest<LinearPlan>(

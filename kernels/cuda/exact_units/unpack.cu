@@ -12,9 +12,9 @@ cudaError_t exact_units_unpack(const uint32_t* units, const float* scales,
       reinterpret_cast<uintptr_t>(units) % sizeof(uint4) != 0) {
     return cudaErrorInvalidValue;
   }
-  exact_units::unpack_kernel<<<static_cast<uint32_t>(count), exact_units::kUnpackThreads, 0,
-                               stream>>>(units, scales, exceptions, static_cast<int>(rows), cols,
-                                         weight);
+  exact_units::
+      unpack_kernel<<<static_cast<uint32_t>(count), exact_units::kUnpackThreads, 0, stream>>>(
+          units, scales, exceptions, static_cast<int>(rows), cols, weight);
   return cudaGetLastError();
 }
 

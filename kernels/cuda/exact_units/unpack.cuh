@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kUnpackThreads)
   }
   __syncthreads();
   if (threadIdx.x < static_cast<uint32_t>(exceptions.unit_slots)) {
-    const uint32_t slot = load_readonly(
-        exceptions.slots + uint64_t{blockIdx.x} * exceptions.unit_slots + threadIdx.x);
+    const uint32_t slot = load_readonly(exceptions.slots +
+                                        uint64_t{blockIdx.x} * exceptions.unit_slots + threadIdx.x);
     const int row = unit_row * kUnitRows + slot_row(slot);
     if (slot != 0 && row < rows) {
       tile[slot_row(slot) * kUnpackStride + slot_column(slot)] = unscaled(slot, scales[row]);

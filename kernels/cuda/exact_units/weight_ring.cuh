@@ -97,8 +97,8 @@ class WeightRing {
     const int last = cut_.unit_rows - 1;
     const int row = min((set_ * cut_.row_warps + row_warp_) * Shape::kRowUnits, last);
     below_ = last - row;
-    unit_ = static_cast<uint32_t>(row) * cut_.unit_cols + in_set_ * cut_.column_warps +
-            column_warp_;
+    unit_ =
+        static_cast<uint32_t>(row) * cut_.unit_cols + in_set_ * cut_.column_warps + column_warp_;
   }
 
   const Arguments& a_;

@@ -70,7 +70,7 @@ class WgmmaMultiplier {
   }
 
  private:
-  static constexpr int kSteps = 4;           // of 16 columns, in a panel
+  static constexpr int kSteps = 4;            // of 16 columns, in a panel
   static constexpr uint32_t kStepBytes = 32;  // of x
   using A = uint32_t[kSteps][4];
 
@@ -130,8 +130,7 @@ class WgmmaMultiplier {
     FS_UNROLL
     for (int i = 0; i < 2; ++i) {
       const uint32_t token = threadIdx.x % 4 * 2 + i;
-      const uint32_t from =
-          x_.panel() + token * 128 + (column / 8 ^ token) * 16 + column % 8 * 2;
+      const uint32_t from = x_.panel() + token * 128 + (column / 8 ^ token) * 16 + column % 8 * 2;
       FS_UNROLL
       for (int n = 0; n < Shape::kTokens / 8; ++n) {
         const float x = to_float<BFloat16>(load_shared<uint16_t>(from + n * 8 * 128));

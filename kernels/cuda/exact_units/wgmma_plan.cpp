@@ -17,14 +17,16 @@ using mma_units::wgmma_stage_bytes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The model, and the rates, of sparse_24's kernel with a weight ring and 16-bit x: not measured for
-// this kernel, but for its clocks between two groups of wgmma, counted in instructions.
+// The model, and the rates, of sparse_24's kernel with a weight ring and 16-bit x; but for its
+// clocks between two groups of wgmma, counted in instructions, and kFewer, by lossless.csv of an
+// H100.
 constexpr double kMemory = 30.0e3, kMost = 46e3;  // bytes per microsecond and SM: of all, of few
 constexpr double kL2 = 48e3, kClock = 1.69e3;     // bytes and clocks per microsecond
 constexpr double kShared = 0.95;                  // time of shared memory, over that counted
 constexpr double kPanel = 320, kGroup = 76;  // clocks of a warpgroup, and for each of the block
 constexpr double kLaunch = 1.8, kTile = 1.45, kRound = 1.7;  // microseconds
 constexpr double kSharing = 1.6, kRagged = 1.5, kGiving = 0.6, kSums = 0.45;
+constexpr double kFewer = 0.57;    // power of the memory that fewer blocks have, each
 constexpr double kCluster = 0.01;  // share of the time, for each doubling of the cluster
 constexpr int64_t kRingShared = 225 << 10;
 
@@ -38,8 +40,8 @@ double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, c
   const double groups = plan.info().groups, width = plan.info().tokens;
   const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
-  const double panels = static_cast<double>(
-      ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * kPanels);
+  const double panels =
+      static_cast<double>(ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * kPanels);
   // Per panel: bytes of the block's weight and of x, clocks of shared memory and of a warpgroup.
   const double written = std::min<double>(width, static_cast<double>(tokens));
   const double weight = groups * 4 * plan.unit_bytes() / kPanels, x = written * kPanelBytes;
@@ -47,7 +49,7 @@ double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, c
   const double alone = 2 * width + kPanel + kGroup * groups;
   const double token_tiles = static_cast<double>(ceil_div(tokens, plan.info().tokens));
   const double share = static_cast<double>(gpu.multiprocessors) / plan.blocks();
-  const double rate = std::min(kMost, kMemory * std::max(1.0, share));
+  const double rate = std::min(kMost, kMemory * std::pow(std::max(1.0, share), kFewer));
   const double busy = (1 + kCluster * std::log2(plan.cluster())) *
                       std::max({weight / token_tiles / rate, (weight + x / plan.down) / kL2,
                                 kShared * shared / kClock, alone / kClock});
@@ -56,8 +58,8 @@ double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, c
   double sums = plan.depth > 1 ? kGiving + kSums * 2 * given / kL2 : 0;
   if (plan.shares_tiles(rows, tokens)) {
     const double parts = 1 + std::max(1.0, static_cast<double>(plan.clusters) / tiles);
-    sums = kSharing + (plan.clusters % tiles == 0 ? 0 : kRagged) +
-           kSums * (1 + parts) * given / kL2;
+    sums =
+        kSharing + (plan.clusters % tiles == 0 ? 0 : kRagged) + kSums * (1 + parts) * given / kL2;
   }
   return kLaunch + rounds * (panels * busy + own_tiles * kTile + sums) + kRound * (rounds - 1);
 }
@@ -156,7 +158,7 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, i
 
 Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                               int unit_slots) {
-  const std::array<int64_t, 6> key{rows,       cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
+  const std::array<int64_t, 6> key{rows,      cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
                                    unit_slots};
   return remembered(key, [&] {
     return cheapest<WgmmaPlan>(

@@ -48,8 +48,8 @@ class WgmmaWeights {
     copy_async_wait(a_.weight_stages - 1);
     __syncwarp();  // another lane has copied this one's slot
     const int lane = threadIdx.x % 32;
-    slot_ = lane < a_.exceptions.unit_slots ? load_shared<uint32_t>(slots_ + read_ * slot_bytes())
-                                            : 0;
+    slot_ =
+        lane < a_.exceptions.unit_slots ? load_shared<uint32_t>(slots_ + read_ * slot_bytes()) : 0;
   }
   // This lane's words of a panel of the unit.
   __device__ __forceinline__ void load(uint4 (&words)[kPanelVectors], int panel) const {
@@ -83,8 +83,7 @@ class WgmmaWeights {
                              uint64_t{unit_} * kUnitBytes + lane * kLaneBytes;
     const uint32_t to = ring_ + filled_ * kUnitBytes;
     FS_UNROLL
-    for (int i = 0; i < kUnitBytes; i += kVectorBytes)
-      copy_async_hinted(to + i, from + i, policy_);
+    for (int i = 0; i < kUnitBytes; i += kVectorBytes) copy_async_hinted(to + i, from + i, policy_);
     if (lane < lanes) {
       copy_async<16>(slots_ + filled_ * slot_bytes() + lane * 12,
                      a_.exceptions.slots + (uint64_t{unit_} * lanes + lane) * 4, true);
@@ -96,8 +95,8 @@ class WgmmaWeights {
 
   // Rows of units past the end are clamped to the last one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
-    const int row = min(next_.row_tile(next_.tile()) * (a_.down * Shape::kUnits) + unit_row_,
-                        a_.unit_rows - 1);
+    const int row =
+        min(next_.row_tile(next_.tile()) * (a_.down * Shape::kUnits) + unit_row_, a_.unit_rows - 1);
     unit_ = static_cast<uint32_t>(row) * a_.unit_cols + next_.column();
   }
 

@@ -12,9 +12,9 @@
 
 namespace flashsparse::mma_units {
 
-// What is done to accumulators before they are stored: nothing. A format's own has of_tile(row_unit,
-// token), of a warp's row of units and a tile's first token, which returns what is called with the
-// accumulators of the tokens from 8 n on.
+// What is done to accumulators before they are stored: nothing. A format's own has
+// of_tile(row_unit, token), of a warp's row of units and a tile's first token, which returns what
+// is called with the accumulators of the tokens from 8 n on.
 struct Unchanged {
   struct Tile {
     __device__ __forceinline__ float4 operator()(int, const float4& sums) const { return sums; }

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from emulated_exact_units import SCHEME, random_weight
@@ -12,7 +14,7 @@ from kernel_weights import every_bit_pattern
 from torch.library import opcheck
 
 from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.formats.unstructured.exact_units import ExactUnits, exceptions, layout
+from flashsparse_plugin.formats.unstructured.exact_units import ExactUnits, exceptions, layout, rows
 from flashsparse_plugin.gpu import GPUS
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.ops import ops
@@ -21,7 +23,7 @@ from flashsparse_plugin.packed import FormatError, PackedWeight
 from flashsparse_plugin.plan import Plan
 
 FORM, STORED = ExactUnits(), get_format("lossless")
-SHAPES = [(1, 1), (3, 70), (16, 256), (35, 513), (50, 300)]
+SHAPES = [(1, 1), (3, 70), (16, 256), (35, 513)]
 
 
 def weights(shape, seed=0):
@@ -38,7 +40,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_holds_the_weight_as_the_reference_does(shape):
-    for weight in weights(shape):
+    for weight in itertools.islice(weights(shape), 4 if shape[0] < 16 else 3):
         packed = FORM.pack(weight, SCHEME).validate()
         reference = FORM.reference.pack(weight, SCHEME)
         assert list(packed.tensors) == list(reference) == list(FORM.tensor_names)
@@ -84,22 +86,24 @@ def test_slabs_of_rows_make_the_same(monkeypatch):
     assert same(slabs.unpack(), weight)
 
 
-def test_slots_are_as_few_as_suffice():
-    """Less than 1% of the units may need more; the list has one size for layers of a shape."""
-    shape, found = (16 * 20, 256 * 10), {}
-    for count, slots in ((0, 4), (1, 4), (2, 8), (3, 16)):
-        weight = torch.ones(shape, dtype=torch.bfloat16)
-        for unit in range(count):  # each with more than 4 exceptions
-            weight[unit * 16, 256 : 256 + 5 * count] = 2.0**-30
-        packed = FORM.pack(weight, SCHEME)
-        found[count] = packed.tensors["slots"].shape[2]
-        assert found[count] == (slots if count * 100 >= 200 else 4)
-        assert len(packed.tensors["listed"]) == exceptions.LEAST_ROOM
+@pytest.mark.parametrize(
+    ("units", "listed", "slots"), [(1, 5, 4), (2, 4, 4), (2, 5, 8), (1, 9, 4), (2, 9, 16)]
+)
+def test_slots_are_as_few_as_suffice(units, listed, slots):
+    """Less than 1% of the units may need more: of 200, one."""
+    weight = torch.ones(16 * 20, 256 * 10, dtype=torch.bfloat16)
+    for unit in range(units):
+        weight[unit * 16, 256 : 256 + listed] = 2.0**-30
+    packed = FORM.pack(weight, SCHEME)
+    assert packed.tensors["slots"].shape[2] == slots
+    assert int(packed.tensors["listed_offsets"][-1]) == units * max(listed - slots, 0)
+    assert len(packed.tensors["listed"]) == exceptions.LEAST_ROOM
 
 
 def test_exceptions_that_are_near_are_in_slots_and_others_in_the_list():
     weight = torch.ones(16, 256, dtype=torch.bfloat16)
     weight[0, 1], weight[0, 2], weight[0, 3] = 2.0**-30, 2.0**70, torch.inf
+    weight[1] = 2.0**-7
     weight[1, 0] = 2.0**-133  # subnormal
     packed = FORM.pack(weight, SCHEME)
     slots = packed.tensors["slots"].flatten()
@@ -179,7 +183,7 @@ def put(*place_and_value):
         ("row_scales", put(3, 0, 2.0**120), "do not have exceptions where"),
         ("slots", put(2, 0, 0, 1 << 16 | 9 << 8), "beyond the weight's edge"),
         ("slots", put(0, 1, 0, 1 << 16 | 45), "beyond the weight's edge"),
-        ("slots", put(1, 0, 1, 0x5000 << 16), "in the place of"),
+        ("slots", put(1, 0, 1, 0x5000 << 16 | 5 << 8 | 77), "in the place of"),
         ("slots", put(1, 0, 1, 0x3F80 << 16), "that has a code"),
         ("slots", lambda t: t[0, 0, 1].copy_(t[0, 0, 0]), "a weight twice"),
         ("slots", lambda t: t.copy_(t.flip(2)), "slots do not have exceptions where"),
@@ -190,6 +194,16 @@ def put(*place_and_value):
 def test_damaged_tensors_are_refused(name, change, told):
     with pytest.raises(FormatError, match=told):
         damaged(name, change).validate("layer")
+
+
+def test_rows_are_read_by_themselves(monkeypatch):
+    """As an embedding does: any of them, twice, and none."""
+    monkeypatch.setattr(rows, "LISTED_AT_ONCE", 50)
+    for weight in weights((70, 600), 2):
+        packed = FORM.pack(weight, SCHEME)
+        for ids in (torch.randint(70, (3, 40)), torch.arange(70), torch.empty(0, dtype=torch.long)):
+            found = FORM.read_rows(ids, packed.tensors, 600)
+            assert found.shape == (*ids.shape, 600) and same(found, weight[ids])
 
 
 def test_a_part_keeps_the_bases_of_the_whole():
@@ -208,7 +222,7 @@ def test_a_layer_runs_saves_and_trains():
     x = torch.randn(3, 300, requires_grad=True)
     y = layer(x)
     y.sum().backward()
-    torch.testing.assert_close(x.grad, weight.float().sum(0).expand(3, -1))
+    torch.testing.assert_close(x.grad, weight.float().sum(0).expand(3, -1), rtol=1e-5, atol=1e-3)
     stored = layer.packed.transcode(STORED.scheme(torch.bfloat16))
     assert same(stored.validate().unpack(), weight)
     for plan in (Plan.only("few"), Plan.only("many"), Plan.only("library")):

@@ -14,9 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ....packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec
+from ....packed import Format, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import FEW, LIBRARY, MANY, Implementation, Plan, limits_of
-from . import layout, reference
+from . import layout, reference, rows
 from .check import require_valid
 from .exceptions import unit_grid
 from .ops import ops
@@ -72,6 +72,9 @@ class ExactUnits(Format):
             x, *held, shape[0], scheme.dtype_number, bias, *limits_of(plan, 2)
         )
 
+    def read_rows(self, ids: Tensor, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
+        return rows.read_rows(ids, tensors, in_features)
+
     def check(self, packed: PackedWeight) -> None:
         require_valid(packed.tensors, packed.shape)
 
@@ -93,6 +96,3 @@ class ExactUnits(Format):
             return super().transcode(packed, target, device)
         stored = layout.stored(packed.tensors, packed.shape)
         return PackedWeight(target, packed.shape, stored).to(device)
-
-
-__all__ = ["ExactUnits", "FormatError"]

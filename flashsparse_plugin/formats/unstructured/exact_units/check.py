@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....packed import FormatError
 from . import layout
-from .exceptions import SLOTS, UNIT_ROWS, place
+from .exceptions import SLOTS, UNIT_COLS, UNIT_ROWS, place
 
 
 def require_valid(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
@@ -44,10 +44,15 @@ def require_valid(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None
 
 
 def _require_of_a_weight(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
+    (rows, columns), slots = shape, tensors["slots"]
+    down, across, _ = (slots != 0).nonzero().T
+    words = slots[slots != 0]
+    beyond = down * UNIT_ROWS + (words >> 8 & 15) >= rows
+    if bool((beyond | (across * UNIT_COLS + (words & 255) >= columns)).any()):
+        raise FormatError("slots have weights beyond the weight's edge")
     found, bases = layout.exceptions_of(tensors), layout.bases_of(tensors["row_scales"])
-    rows, columns = shape
-    if bool((found.rows >= rows).any() | (found.columns >= columns).any()):
-        raise FormatError("slots or listed have weights beyond the weight's edge")
+    if bool((found.rows >= rows).any()):
+        raise FormatError("listed has weights beyond the weight's edge")
     if bool(((found.rows * columns + found.columns).diff() <= 0).any()):
         raise FormatError("slots and listed have a weight twice")
     codes = (found.bits >> 7 & 0xFF).int() - bases[found.rows]

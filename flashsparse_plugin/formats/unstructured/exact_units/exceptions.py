@@ -87,9 +87,7 @@ def collect(slots: Tensor, listed: Tensor, offsets: Tensor, scales: Tensor) -> E
     words = slots[down_at, across_at, slot_at]
     rows = down_at * UNIT_ROWS + (words >> 8 & 15)
     columns = across_at * UNIT_COLS + (words & 255)
-    own = (words >> 16).to(torch.int16).view(torch.bfloat16)
-    weights = (own.double() * scales[rows, 0].double()).to(torch.bfloat16)
-    bits = torch.where(own.isfinite(), weights, own).view(torch.int16)
+    bits = weights_of(words, scales[rows, 0])
     taken = listed[: int(offsets[-1])]
     unit_rows = torch.arange(len(offsets) - 1, device=offsets.device)
     first = unit_rows.repeat_interleave(offsets.diff()) * UNIT_ROWS
@@ -102,6 +100,14 @@ def collect(slots: Tensor, listed: Tensor, offsets: Tensor, scales: Tensor) -> E
     )
     order = (together.rows * (across * UNIT_COLS) + together.columns).argsort()
     return together.of(order)
+
+
+def weights_of(slots: Tensor, scales: Tensor) -> Tensor:
+    """Bits of the weights of slots, int16, by the scales of their rows."""
+    own = (slots >> 16).to(torch.int16).view(torch.bfloat16)
+    # Exact: where the product is subnormal, the weight was, too.
+    weights = (own.float() * scales).to(torch.bfloat16)
+    return torch.where(own.isfinite(), weights, own).view(torch.int16)
 
 
 def _scaled(found: Exceptions, bases: Tensor) -> tuple[Tensor, Tensor]:

@@ -127,14 +127,19 @@ def halves_of(units: Tensor) -> Tensor:
     """Halves of whole units, [rows, columns]."""
     down, across, _ = units.shape
     lanes = units.view(down, across, 4, 3, 32, 4).permute(0, 1, 2, 4, 3, 5)
-    w0, w1, w2 = lanes.reshape(down, across, 4, 8, 4, 4, 3).unbind(-1)
-    turned = (w0 >> 12 & 0xFFFFF) | (w0 << 20)
-    last = (turned & _PARTS[0]) | (w1 >> 8 & _PARTS[1]) | (w2 >> 4 & _PARTS[2])
-    four = torch.stack([w0 & _REGISTER, w1 & _REGISTER, w2 & _REGISTER, last], -1)
-    by_units = four.view(*four.shape[:-1], 2, 2)  # halves of columns, halves of rows
+    four = registers_of(lanes.reshape(down, across, 4, 8, 4, 4, 3))
+    by_units = four.unflatten(-1, (2, 2))  # halves of columns, halves of rows
     registers = by_units.permute([_TO_UNITS.index(dimension) for dimension in range(8)])
     pairs = torch.stack((registers & 0xFFFF, registers >> 16 & 0xFFFF), -1)
     return pairs.reshape(down * UNIT_ROWS, across * UNIT_COLS)
+
+
+def registers_of(words: Tensor) -> Tensor:
+    """The four registers of the three words of a step, the last dimension."""
+    w0, w1, w2 = words.unbind(-1)
+    turned = (w0 >> 12 & 0xFFFFF) | (w0 << 20)
+    last = (turned & _PARTS[0]) | (w1 >> 8 & _PARTS[1]) | (w2 >> 4 & _PARTS[2])
+    return torch.stack([w0 & _REGISTER, w1 & _REGISTER, w2 & _REGISTER, last], -1)
 
 
 def _units(halves: Tensor) -> Tensor:

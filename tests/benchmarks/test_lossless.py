@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that checks and times exact weights in 12 bits, on a CPU."""
+
+from __future__ import annotations
+
+import sys
+
+import _results
+import lossless
+import pytest
+import torch
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """main() with options; a check of one small layer."""
+    monkeypatch.setattr(lossless, "TOKENS", (1, 33))
+    monkeypatch.setattr(lossless, "small_cases", lambda: iter([(33, 300)]))
+
+    def run(*options):
+        toy = ["--device", "cpu", "--layers", "48x256", "--replays", "1", "--out", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", [lossless.__file__, *toy, *options])
+        return lossless.main(), tmp_path
+
+    return run
+
+
+def test_it_checks_and_then_times(run, capsys):
+    code, folder = run("--tokens", "1,64", "--launches", "3")
+    rows = _results.read(folder / "lossless.csv")["rows"]
+    assert code == 0 and [(row["kind"], row["tokens"]) for row in rows] == [
+        ("lossless", 1),
+        ("lossless", 64),
+    ]
+    assert [row["kernel"] for row in rows] == ["few", "many"]
+    for row in rows:
+        assert min(row["us"], row["near_us"], row["dense_us"], row["pack_gb_s"]) > 0
+        assert row["expected_us"] > 0 and row["bits"] > 12
+    assert "unit vectors" in capsys.readouterr().out
+
+
+def test_it_may_only_check(run):
+    code, folder = run("--check")
+    assert code == 0 and not (folder / "lossless.csv").exists()
+
+
+def test_nothing_is_timed_if_something_is_wrong(run, monkeypatch, capsys):
+    right = lossless.packed_for
+
+    def wrong(weight):
+        changed = weight.clone()
+        changed[0, 0] += 1
+        return right(changed)
+
+    monkeypatch.setattr(lossless, "packed_for", wrong)
+    code, folder = run()
+    assert code == 1 and not (folder / "lossless.csv").exists()
+    assert "FAILED unpacked bit for bit" in capsys.readouterr().out
+
+
+def test_wild_weights_have_every_kind_of_exception():
+    weight = lossless.wild_weight((64, 600), 1, torch.device("cpu"))
+    packed = lossless.packed_for(weight)
+    assert packed.tensors["slots"].count_nonzero() > 50
+    assert int(packed.tensors["listed_offsets"][-1]) > 50
+    assert torch.equal(packed.unpack(), weight)
