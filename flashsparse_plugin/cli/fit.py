@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 def fit(
     model: DenseModel,
-    recipe: Annotated[Path, typer.Argument(help="File to write; must not exist.")],
+    recipe: Annotated[
+        Path, typer.Argument(help="File to write; must not exist.", metavar="RECIPE")
+    ],
     bits: Annotated[float, typer.Option(help="Bits a weight, over all layers together.")],
     calibration: Annotated[
         Path,
@@ -118,12 +120,15 @@ def fit(
     if speed is not None:
         told = f"On an {device} with {batch} tokens: {speed:.2f}x dense in 16 bits, estimated for "
         out.print(Text(f"{told}what runs there today."), soft_wrap=True)
-    text_of = f"--calibration {calibration}"
-    for title, command in (
-        ("Prune:", f"prune {model} PRUNED --recipe {recipe} {text_of}"),
-        ("Recover quality:", f"recover PRUNED {model} RECOVERED {text_of} --method lora"),
-        ("Then pack it:", f"convert RECOVERED PACKED --recipe {recipe}"),
-    ):
+    text_of, last = f"--calibration {calibration}", "RECOVERED" if made.rules else model
+    steps = {"Then pack it:" if made.rules else "Pack it:": f"convert {last} PACKED"}
+    if made.rules:
+        steps = {
+            "Prune:": f"prune {model} PRUNED {text_of}",
+            "Recover quality:": f"recover PRUNED {model} RECOVERED {text_of} --method lora",
+        } | steps
+    for title, command in steps.items():
+        command += "" if title.startswith("Recover") else f" --recipe {recipe}"
         out.print(Text(f"{title:<18}flashsparse {command}"), soft_wrap=True)
 
 

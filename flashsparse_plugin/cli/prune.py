@@ -243,6 +243,9 @@ def prune(
     from flashsparse_plugin.checkpoint.write.room import require_room
     from flashsparse_plugin.fitting import Recipe
 
+    rules = None if recipe is None else Recipe.read(recipe).rules
+    if rules == {}:
+        raise usage("the recipe keeps every weight: pack the model as it is", "--recipe")
     start = time.perf_counter()
     directory = ModelDirectory(source)
     require_room(destination, directory.nbytes)
@@ -263,7 +266,6 @@ def prune(
         untouched += pruning.dense_layers(preset.value, loaded)
         if sparsity is None and rule is None:
             sparsity = pruning.PRESETS[preset.value].sparsity
-    rules = None if recipe is None else Recipe.read(recipe).rules
     if mask is not None:
         report = pruning.apply_masks(loaded, mask, untouched, progress=err.is_terminal)
     else:

@@ -136,7 +136,7 @@ class Recipe(BaseModel):
     @property
     def formats(self) -> dict[str, dict[str, Any]]:
         """How to pack, by layer, as `convert_checkpoint` takes it."""
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         for name, layer in self.layers.items():
             if layer.format == DENSE:
                 found[name] = {"format": DENSE, "reason": "recipe"}
