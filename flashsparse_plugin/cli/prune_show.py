@@ -26,7 +26,7 @@ def show(report: PruneReport) -> None:
 
     kinds: dict[str, list[Any]] = {}
     for layer in report.layers:
-        kinds.setdefault(layer.name.rpartition(".")[2], []).append(layer)
+        kinds.setdefault(layer.kind, []).append(layer)
     # Of a layer with a few more zeros than another, as a rule that rounds leaves it.
     spread = max(x.sparsity for x in report.layers) - min(x.sparsity for x in report.layers)
     titles = ["least", "most"] if spread >= 0.001 else []
