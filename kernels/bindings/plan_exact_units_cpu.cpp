@@ -20,8 +20,8 @@ Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits)
   return exact_units::choose_kernel(product.tokens, gpu, limits);
 }
 
-// Of eight layers after another kernel on an H100 (lossless.csv), which reads 2 to 6% less from memory
-// than its row of kGpus says.
+// Of eight layers after another kernel on an H100 (lossless.csv), which reads 2 to 6% less from
+// memory than its row of kGpus says.
 Fit few_fit(int64_t) { return {3.0, 0, 1.05}; }
 Fit many_fit(int64_t) { return {2.5, 0, 1.05}; }
 
