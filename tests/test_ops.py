@@ -19,6 +19,8 @@ OUT, IN = 150, 70
 WEIGHT = sparse_weight(OUT, IN)
 STORED = tuple(fs.pack(WEIGHT, "tiled_csl").tensors.values())
 UNITS = tuple(fs.pack(WEIGHT, "tiled_bitmap").tensors.values())
+EXACT_WEIGHT = WEIGHT.clone().index_fill_(1, torch.tensor([5]), 2.0**-40)
+EXACT = tuple(fs.pack(EXACT_WEIGHT, "lossless").tensors.values())
 RUNNING = tuple(fs.pack(WEIGHT).prepare("cpu").tensors.values())
 BYTES = fs.pack(WEIGHT, "tiled_bitmap", values="int8")
 BYTES_WEIGHT, BYTES_RUNNING = BYTES.unpack(), BYTES.prepare("cpu").tensors
@@ -87,6 +89,14 @@ SAMPLES = {
         (x(torch.bfloat16), *STORED, OUT, torch.bfloat16, bias(), 4),
     ],
     "tiled_csl_to_tiled_bitmap": [(*STORED, OUT, IN)],
+    "lossless_pack": [(EXACT_WEIGHT,)],
+    "lossless_unpack": [(*EXACT, OUT, IN, torch.bfloat16)],
+    "lossless_validate": [(*EXACT, OUT, IN)],
+    "lossless_rows": [(torch.tensor([[0, 149], [7, 7]]), *EXACT, IN)],
+    "lossless_linear": [
+        (x(), *EXACT, OUT, torch.bfloat16),
+        (x().bfloat16(), *EXACT, OUT, torch.bfloat16, bias().bfloat16()),
+    ],
     "tiled_bitmap_pack": [(WEIGHT,), (WEIGHT.to(torch.int8),)],
     "tiled_bitmap_unpack": [
         (*UNITS, OUT, IN, torch.bfloat16),
@@ -245,6 +255,7 @@ def test_torch_knows_dtypes_by_our_numbers(dtype):
         ("tiled_csl_linear", WEIGHT, (*STORED, OUT, torch.bfloat16), (4,)),
         ("tiled_bitmap_linear", WEIGHT, (*UNITS, OUT, torch.bfloat16), (4,)),
         ("tiled_bitmap_linear", BYTES_WEIGHT, (*BYTES, OUT, torch.bfloat16), BYTES_MORE),
+        ("lossless_linear", EXACT_WEIGHT, (*EXACT, OUT, torch.bfloat16), ()),
         ("interleaved_bitmap_linear", WEIGHT, (*RUNNING, OUT, torch.bfloat16), ()),
         ("nm_vector_linear", REGULAR, (*VECTORS_STORED, OUT, *PATTERN, torch.bfloat16), ()),
         ("nm_panels_linear", REGULAR, (*PANELS, OUT, 16, torch.bfloat16), ()),

@@ -89,12 +89,16 @@ def _show(found: Inspection, by_layer: bool) -> None:
     out.print()
     out.print(f"Everything else (embeddings, norms, biases): {size(found.bytes_other)}")
     if any(_sum(group, name) is None for group in groups.values() for name in sizes):
-        out.print("no: the zeros do not follow a pattern, which this format needs")
+        out.print(
+            "no: the zeros do not follow a pattern, which this format needs; or it would round "
+            "values, or list too many apart"
+        )
     for note in found.notes:
         out.print(Text.assemble(("Note: ", "yellow"), note))
     _show_reasons(found)
     for choice in found.choices:
         out.print(Text.assemble(("packed: " if found.format else "auto: ", "cyan"), choice))
+    _show_exceptions(found)
     if found.format is None:
         _show_model(found, formats)
     _show_attention(Path(found.path))
@@ -144,6 +148,16 @@ def _show_reasons(found: Inspection) -> None:
     for reason, names in reasons.items():
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         out.print(Text(f"Dense: {', '.join(names[:2])}{more} ({reason})"))
+
+
+def _show_exceptions(found: Inspection) -> None:
+    """One line on each format that lists elements apart, of the layers that it holds."""
+    for name in dict.fromkeys(name for layer in found.layers for name in layer.exceptions):
+        held = [layer for layer in found.layers if name in layer.exceptions]
+        elements = sum(layer.shape[0] * layer.shape[1] for layer in held)
+        listed = sum(layer.exceptions[name] for layer in held) / elements
+        bits = 8 * sum(layer.bytes_in[name] or 0 for layer in held) / elements
+        out.print(f"{name}: {bits:.2f} bits a weight, all exact; {listed:.3%} exceptions")
 
 
 def _show_model(found: Inspection, formats: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from ..gpu import Gpu, library_seconds
 from ..known_quality import DENSE, Quality, quality
 from ..served import ModelShapes
 from . import rivals
-from .expected import DENSITIES, ESTIMATED, sample, unstructured_schemes
+from .expected import DENSITIES, ESTIMATED, exact_schemes, sample, unstructured_schemes
 from .model import Weight, best_seconds
 
 Shape = tuple[int, int]
@@ -102,13 +102,16 @@ def dense_choices(gpu: Gpu) -> list[Choice]:
 
 
 def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:
-    """Our formats at a share of zeros: those that need no more zeros than that.
+    """Our formats at a share of zeros: those that need no more zeros than that, or none.
 
     Args:
         gpu: What the estimates know of the device.
         sparsity: 0 to 1.
     """
-    schemes = list(_unstructured())
+    exact: list[tuple[str, dict[str, Any], Values]] = [
+        (scheme.format.name, {}, 16) for scheme in exact_schemes()
+    ]
+    schemes = [*exact, *_unstructured()]
     patterns: list[dict[str, Any]] = []
     if sparsity >= 0.5:
         patterns.append({"n": 2, "m": 4})
@@ -146,6 +149,7 @@ def sparse_choice(
         density: Share of the weights that are kept, where no pattern says so.
     """
     own = get_format(format)
+    density = 1.0 if own.keeps_zeros else density
     stored = own.scheme(torch.bfloat16, dict(options))
     scheme = own.runtime(stored, torch.device("cuda"))
     bits, kept = sample(scheme, round(density, 6))
@@ -164,13 +168,14 @@ def sparse_choice(
         return max(found, operations / gpu.arithmetic)
 
     told = stored.options.title.removesuffix(" by 128")
-    title = ", ".join(filter(None, (format, f"{needed:.0%}", told))) if anywhere else told
+    zeros = f"{needed:.0%}" if needed else ""
+    title = ", ".join(filter(None, (format, zeros, told))) if anywhere else told
     unmeasured = values == 4 and options["m"] > 4
-    checked = gpu.name in MEASURED and not unmeasured
+    checked = gpu.name in MEASURED and not unmeasured and not own.keeps_zeros
     pattern = title.split(", ")
     rule = ", ".join(each for each in pattern if ":" in each or "L=" in each)
     if anywhere:
-        rule = f"{100 * needed:.4g}%"
+        rule = f"{100 * needed:.4g}%" if needed else DENSE
     of_values = options.get("values", "16 bits")
     return Choice(gpu, title, "ours", values, needed, bits, seconds, checked, rule, of_values)
 

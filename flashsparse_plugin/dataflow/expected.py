@@ -179,7 +179,16 @@ def _samples() -> dict[tuple[str, float], tuple[float, float]]:
 
 
 def unstructured_schemes(dtype: torch.dtype = torch.bfloat16) -> list[Scheme]:
-    """The schemes of all stored formats that need no options: those that hold any zeros."""
+    """The schemes of all stored formats that need no options and drop zeros, wherever they are."""
+    return [each for each in _schemes(dtype) if not each.format.keeps_zeros]
+
+
+def exact_schemes(dtype: torch.dtype = torch.bfloat16) -> list[Scheme]:
+    """The schemes of formats that need no zeros to be smaller than dense."""
+    return [each for each in _schemes(dtype) if each.format.keeps_zeros]
+
+
+def _schemes(dtype: torch.dtype) -> list[Scheme]:
     found = []
     for name in format_names():
         try:

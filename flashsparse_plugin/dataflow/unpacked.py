@@ -28,6 +28,8 @@ def has_kernel(scheme: Scheme, device: torch.device, gpu: Gpu | None = None) -> 
         gpu: Which GPU; None: any.
     """
     held = scheme.format.runtime(scheme, device)
+    if device.type == "cpu" and held.format.has_cpu_kernel:
+        return True
     if set(held.format.implementations(held)) == {LIBRARY}:
         return False
     return gpu is None or _is_chosen(held, gpu)

@@ -16,6 +16,8 @@ MOST_EXCEPTIONS = 0.002
 class Exceptions(Generic[S]):
     """The part of a format that knows elements which its code has no place for; by default none."""
 
+    keeps_zeros: ClassVar[bool] = False
+    """Whether zeros are stored as all elements are, so that size and speed do not go by them."""
     rounds: ClassVar[bool] = True
     """Whether a weight of another dtype may be rounded to be packed; else it has to fit."""
     bucket: ClassVar[float] = 0.01

@@ -40,6 +40,8 @@ class Implementations(Generic[S]):
     sparse: ClassVar[str | None] = None
     """For people: what multiplies a packed weight on a GPU, where it may be unpacked for torch's
     library, too. None: it has one implementation there."""
+    has_cpu_kernel: ClassVar[bool] = False
+    """Whether a CPU multiplies this form by a kernel, also where a GPU would have to unpack it."""
     unpacking: ClassVar[tuple[float, float]] = (0.6, 1.0)
     """Share of a GPU's bandwidth that unpacking reaches, over what it reads and writes, and how
     many times as long a packed byte takes as an unpacked one."""

@@ -70,5 +70,5 @@ def test_tokens(results, models, name, kind):
 
 
 def test_refusals(results):
-    assert "head: Input should be 'int8' or 'fp8'" in results["unknown"]["error"]
+    assert "head: Input should be 'int8', 'fp8' or 'lossless'" in results["unknown"]["error"]
     assert "--sparse-method none unpacks" in results["none"]["error"]

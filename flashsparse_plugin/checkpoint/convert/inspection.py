@@ -55,6 +55,7 @@ class LayerInspection:
         bytes_cpu: What it then takes at run time on a CPU.
         reason: Why it is dense in a packed checkpoint, or would be after `convert`.
         is_open: Whether it is packed, or may be.
+        exceptions: By format that lists elements apart, how many it would list, or lists.
     """
 
     name: str
@@ -72,6 +73,7 @@ class LayerInspection:
     reason: str | None = None
     scheme: str | None = None
     is_open: bool = True
+    exceptions: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -250,7 +252,17 @@ def _inspect(
         and (
             stored is not None or (config is None and reason_not_to_pack(linear, _DEFAULTS) is None)
         ),
+        _exceptions(made),
     )
+
+
+def _exceptions(made: Mapping[str, PackedWeight | None]) -> dict[str, int]:
+    found = {
+        name: each.format.exceptions(each.scheme, each.shape, each.nbytes)
+        for name, each in made.items()
+        if each is not None
+    }
+    return {name: count for name, count in found.items() if count is not None}
 
 
 def _try_pack(weight: Tensor, name: str) -> PackedWeight | None:

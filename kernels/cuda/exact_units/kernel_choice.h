@@ -13,9 +13,10 @@ namespace flashsparse::exact_units {
 // 128 by wgmma, reads 1.5. Calculated from these bytes, and not measured.
 constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? 512 : 128; }
 
-// Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h: by the
-// wavefronts of shared memory that x takes, as in sparse_24, and not measured.
-inline constexpr int64_t kFewTokens = 16;
+// Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h, after
+// another kernel on an H100 (lossless.csv); with 16, the latter by 5% in layers of 17 to 25 million
+// weights.
+inline constexpr int64_t kFewTokens = 8;
 
 inline Kernel choose_kernel(int64_t tokens, const Gpu& gpu, const TokenLimits& limits = {}) {
   if (tokens > limits.sparse.value_or(max_sparse_tokens(gpu))) return Kernel::kUnpacked;

@@ -17,14 +17,16 @@ using mma_units::wgmma_stage_bytes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The model, and the rates, of sparse_24's kernel with a weight ring and 16-bit x: not measured for
-// this kernel, but for its clocks between two groups of wgmma, counted in instructions.
+// The model, and the rates, of sparse_24's kernel with a weight ring and 16-bit x; but for its
+// clocks between two groups of wgmma, counted in instructions, and kFewer, by lossless.csv of an
+// H100.
 constexpr double kMemory = 30.0e3, kMost = 46e3;  // bytes per microsecond and SM: of all, of few
 constexpr double kL2 = 48e3, kClock = 1.69e3;     // bytes and clocks per microsecond
 constexpr double kShared = 0.95;                  // time of shared memory, over that counted
 constexpr double kPanel = 320, kGroup = 76;  // clocks of a warpgroup, and for each of the block
 constexpr double kLaunch = 1.8, kTile = 1.45, kRound = 1.7;  // microseconds
 constexpr double kSharing = 1.6, kRagged = 1.5, kGiving = 0.6, kSums = 0.45;
+constexpr double kFewer = 0.57;    // power of the memory that fewer blocks have, each
 constexpr double kCluster = 0.01;  // share of the time, for each doubling of the cluster
 constexpr int64_t kRingShared = 225 << 10;
 
@@ -47,7 +49,7 @@ double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, c
   const double alone = 2 * width + kPanel + kGroup * groups;
   const double token_tiles = static_cast<double>(ceil_div(tokens, plan.info().tokens));
   const double share = static_cast<double>(gpu.multiprocessors) / plan.blocks();
-  const double rate = std::min(kMost, kMemory * std::max(1.0, share));
+  const double rate = std::min(kMost, kMemory * std::pow(std::max(1.0, share), kFewer));
   const double busy = (1 + kCluster * std::log2(plan.cluster())) *
                       std::max({weight / token_tiles / rate, (weight + x / plan.down) / kL2,
                                 kShared * shared / kClock, alone / kClock});

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ....packed import Reference, Scheme, reason_of_exceptions
+from ....plan import LIBRARY, Implementation
 from ...values.dtypes import count_changed
 from ..exact_units import ExactUnits
 from ..form import UnstructuredFormat
@@ -41,11 +42,16 @@ class Lossless(UnstructuredFormat):
     ops: ClassVar[Any] = ops
     linear_op = ops.lossless_linear
     on_gpu = ExactUnits()
+    has_cpu_kernel = True
+    keeps_zeros = True
     rounds = False
     bucket = 0.0008  # ordinary layers have half of it, or less
 
     def within_reach(self, tensor: Tensor) -> Tensor:
         return tensor.detach().cpu()
+
+    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
+        return {LIBRARY: Implementation(None, "torch's own linear on the unpacked weight")}
 
     def read_rows(self, ids: Tensor, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
         return ops.lossless_rows(ids, *(tensors[name] for name in self.streams), in_features)
