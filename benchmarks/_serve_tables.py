@@ -14,6 +14,8 @@ COMPARED = {
     "2of4": "2:4",
     "8of32": "8:32, L=32",
     "2of4-fp8_e4m3": "2:4 fp8",
+    "2of4-fp8_e4m3-early": "and early",
+    "2of4-fp8_e4m3-early-head": "and head int8",
     "2of4-int4": "2:4 int4",
     "8of32-int8": "8:32 int8",
     "default": "vLLM's attention",

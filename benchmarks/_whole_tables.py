@@ -69,6 +69,12 @@ def _speedups(result: Result, label: Callable[[Row], str], title: str) -> str:
     return markdown([title, "", *map(str, counts)], cells) + gpu_conditions(result["about"])
 
 
+def lossless(result: Result) -> str:
+    """Dense time / time of exact weights by the call that users make, beside fp8."""
+    rows = [row for row in result["rows"] if "," not in row["kind"]]
+    return _speedups({**result, "rows": rows}, lambda row: row["shape"], "layer")
+
+
 def codes(result: Result) -> str:
     """Dense time / time of each kernel of quantized bitmaps, geometric means over layers."""
     rows: Sequence[Row] = result["rows"]

@@ -215,6 +215,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "step": _whole_tables.step,
     "experts": _whole_tables.experts,
     "heads": _whole_tables.heads,
+    "lossless": _whole_tables.lossless,
     "bitmap_codes_kernels": _whole_tables.codes,
 }
 

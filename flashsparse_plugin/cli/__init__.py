@@ -23,6 +23,7 @@ from .console import out, reported
 from .convert import convert
 from .doctor import doctor
 from .eval import eval
+from .fit import fit
 from .generate import generate
 from .inspect import inspect
 from .prune import prune
@@ -97,7 +98,7 @@ def _flashsparse(
 
 
 _COMMANDS = (
-    *(sparsify, prune, recover, convert, unpack, inspect, generate),
+    *(sparsify, fit, prune, recover, convert, unpack, inspect, generate),
     *(eval, advise, bench, tune, calibrate, doctor),
 )
 for command in _COMMANDS:

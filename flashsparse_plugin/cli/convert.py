@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,6 +57,16 @@ def convert(
         str | None,
         typer.Option(
             help="Round all matrices to it: float16 or bfloat16.", show_default="as they are"
+        ),
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            help="What flashsparse fit chose for each layer, in place of --format.",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            readable=True,
         ),
     ] = None,
     ignore: Ignore = None,
@@ -108,10 +119,16 @@ def convert(
         from flashsparse_plugin.checkpoint.convert.keeping import target_of
         from flashsparse_plugin.checkpoint.convert.values import parse_size
         from flashsparse_plugin.config import FlashSparseConfig
+        from flashsparse_plugin.fitting import Recipe
         from flashsparse_plugin.formats import get_format
         from flashsparse_plugin.formats.values.dtypes import parse_dtype
         from flashsparse_plugin.matching import matches
 
+    layers = None
+    if recipe is not None:
+        if format is not None or options:
+            raise usage("the recipe names the formats: leave --format and --option out", "--recipe")
+        layers, pack_all = Recipe.read(recipe).formats, True
     opened = ModelDirectory(directory)
     try:
         target, wanted = target_of(opened, format, options)
@@ -144,6 +161,7 @@ def convert(
             destination,
             format=format,
             options=options,
+            layers=layers,
             dtype=dtype,
             ignore=ignore,
             pack_all=pack_all,

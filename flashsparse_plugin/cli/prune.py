@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from flashsparse_plugin.names import LM_HEAD
 
-from .console import count, err, out, print_json, table, usage
+from .console import err, out, print_json, usage
 from .models import (
     Dtype,
     best_device,
@@ -38,9 +37,10 @@ from .options import (
     Seed,
     WrittenDtype,
 )
+from .prune_show import show, show_next
 
 if TYPE_CHECKING:
-    from flashsparse_plugin.pruning import PruneReport, Retained
+    pass
 
 
 class Method(StrEnum):  # tests compare these with the registries: commands start without torch
@@ -161,6 +161,16 @@ def prune(
             help="Of mixtures: inputs of experts count by the router's weights.",
         ),
     ] = False,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            help="What flashsparse fit chose for each layer, instead of one pattern for all.",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
+    ] = None,
     samples: Samples = 128,
     length: Length = 512,
     seed: Seed = 0,
@@ -190,18 +200,18 @@ def prune(
       flashsparse prune MODEL OUT --mask mask_compressed.npz
     """
     source = model_directory(model)
-    if mask is not None:
-        chosen_too: dict[str, object] = {"--method": method, "--sparsity": sparsity}
-        chosen_too |= {"--pattern": pattern, "--scope": scope, "--calibration": calibration}
-        chosen_too |= {"--budget": budget, "--preset": preset}
-        chosen_too["--permute"] = permute or None
+    for given, what in ((mask, "mask"), (recipe, "recipe")):
+        chosen_too: dict[str, object] = {"--sparsity": sparsity, "--pattern": pattern}
+        chosen_too |= {"--scope": scope, "--budget": budget, "--preset": preset}
+        chosen_too |= {"--permute": permute or None, "--dense": dense or None}
         chosen_too["--router-weighted"] = router_weighted or None
-        chosen_too["--dense"] = dense or None
         chosen_too["--vector-length"] = None if vector_length == 1 else vector_length
+        if what == "mask":
+            chosen_too |= {"--method": method, "--calibration": calibration, "--recipe": recipe}
         for name, value in chosen_too.items():
-            if value is not None:
-                raise usage(f"the mask determines the zeros: leave {name} out", "--mask")
-    elif method is None:
+            if given is not None and value is not None:
+                raise usage(f"the {what} determines the zeros: leave {name} out", f"--{what}")
+    if mask is None and method is None:
         method = Method.taylor if preset is not None else Method.wanda
     _check_budget(budget, sparsity, allocate)
     if budget is not None:
@@ -239,7 +249,11 @@ def prune(
     from flashsparse_plugin.checkpoint.prune.pruned import unwritable_experts, write_pruned
     from flashsparse_plugin.checkpoint.read.linears import StoredModel
     from flashsparse_plugin.checkpoint.write.room import require_room
+    from flashsparse_plugin.fitting import Recipe
 
+    rules = None if recipe is None else Recipe.read(recipe).rules
+    if rules == {}:
+        raise usage("the recipe keeps every weight: pack the model as it is", "--recipe")
     start = time.perf_counter()
     directory = ModelDirectory(source)
     require_room(destination, directory.nbytes)
@@ -255,14 +269,14 @@ def prune(
             windows = pruning.calibration_windows(
                 load_tokenizer(source), text, samples, length, seed
             )
-    dense = [*(ignore if ignore is not None else [LM_HEAD]), *stored.unfit()]
-    dense += unwritable_experts(stored)
+    untouched = [*(ignore if ignore is not None else [LM_HEAD]), *stored.unfit()]
+    untouched += unwritable_experts(stored)
     if preset is not None:
-        dense += pruning.dense_layers(preset.value, loaded)
+        untouched += pruning.dense_layers(preset.value, loaded)
         if sparsity is None and rule is None:
             sparsity = pruning.PRESETS[preset.value].sparsity
     if mask is not None:
-        report = pruning.apply_masks(loaded, mask, dense, progress=err.is_terminal)
+        report = pruning.apply_masks(loaded, mask, untouched, progress=err.is_terminal)
     else:
         assert method is not None
         report = pruning.prune(
@@ -273,12 +287,13 @@ def prune(
             rule,
             vector_length,
             windows,
-            dense,
+            untouched,
             progress=err.is_terminal,
             allocation=allocate.value,
             permute=permute,
             router_weighted=router_weighted,
             dense=dense,
+            rules=rules,
         )
     with err.status(f"Writing {destination}"):
         chosen = None if dtype is Dtype.auto else loaded.dtype
@@ -286,6 +301,8 @@ def prune(
         notes = [*notes_on_pruning(stored, set(layers)), *report.notes]
         windows_of = calibration and Calibration.of(calibration, samples, length, seed)
         shown = pattern and f"{pattern}{f' in vectors of {vector_length}' * (vector_length > 1)}"
+        if recipe is not None:
+            shown = f"by layer, as in {recipe.name}"
         if dense:
             shown = f"{shown}, {dense:.3g} of the 16x256 blocks dense"
         if permute:
@@ -311,11 +328,12 @@ def prune(
         paths = {"model": str(source), "out": str(destination), "seconds": seconds}
         print_json(paths | {"pushed": pushed} | report.to_dict() | {"warnings": notes})
     else:
-        _show(report)
+        show(report)
         out.print()
         out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)
         packed = "hybrid" if dense else pattern and f"{pattern}{_rows(vector_length)}"
-        _show_next(model, destination, calibration, packed)
+        how = f" --format {packed}" if packed else f" --recipe {recipe}" if recipe else ""
+        show_next(model, destination, calibration, how)
         show_pushed(pushed)
 
 
@@ -352,50 +370,3 @@ def _pattern(text: str, length: int) -> tuple[tuple[int, int], int]:
     if length not in (1, named):
         raise usage(f"{text} says {named}: leave one of the two out", "--vector-length")
     return (int(found[1]), int(found[2])), named
-
-
-def _kept(retained: Retained | None) -> list[str]:
-    """Cells for what of the scores is left, and would be without a pattern."""
-    shares = [] if retained is None else [retained.share, retained.unstructured]
-    return [f"{share:.1%}" for share in shares if share is not None]
-
-
-def _show(report: PruneReport) -> None:
-    from flashsparse_plugin.pruning.layers import mean_retained
-
-    kinds: dict[str, list[Any]] = {}
-    for layer in report.layers:
-        kinds.setdefault(layer.kind, []).append(layer)
-    # Of a layer with a few more zeros than another, as a rule that rounds leaves it.
-    spread = max(x.sparsity for x in report.layers) - min(x.sparsity for x in report.layers)
-    titles = ["least", "most"] if spread >= 0.001 else []
-    if report.retained is not None:
-        titles.append("score kept")
-        if report.retained.unstructured is not None:
-            titles.append("without pattern")
-    made = table("Kind", "layers", "weights", "zeros", *titles)
-
-    def cells(layers: Sequence[Any], retained: Retained | None) -> list[str]:
-        shares = [layer.sparsity for layer in layers]
-        elements, zeros = (sum(getattr(x, name) for x in layers) for name in ("elements", "zeros"))
-        range_of = [f"{min(shares):.1%}", f"{max(shares):.1%}"] if "least" in titles else []
-        known = [f"{len(layers)}", count(elements), f"{zeros / elements:.1%}"]
-        return [*known, *range_of, *_kept(retained)]
-
-    for kind, layers in kinds.items():
-        made.add_row(Text(kind), *cells(layers, mean_retained(layers)))
-    made.add_section()
-    made.add_row("all", *cells(report.layers, report.retained), style="bold")
-    out.print(made)
-
-
-def _show_next(model: str, destination: Path, calibration: Path | None, format: str | None) -> None:
-    """The commands that follow: what is kept makes up for the rest, then it is packed."""
-    text = calibration or "FILE.txt"
-    recover = f"{model} RECOVERED --calibration {text} --method lora"
-    how = f" --format {format}" if format else ""  # the default is unstructured
-    for title, command in (
-        ("Recover quality:", f"flashsparse recover {destination} {recover}"),
-        ("Then pack it:", f"flashsparse convert RECOVERED PACKED{how}"),
-    ):
-        out.print(Text(f"{title:<18}{command}"), soft_wrap=True)

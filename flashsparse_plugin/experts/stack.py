@@ -96,7 +96,7 @@ class ExpertStack:
         return -(-self.shape[0] // self.sides // rows), rows
 
     def part(self, first: int, last: int) -> PackedWeight:
-        """Experts from `first` up to `last` as one tall weight, the rows as they lie in memory."""
+        """Experts from `first` up to `last` as one tall weight, its rows in the order of memory."""
         ends = self.bounds[:, first : last + 1 : last - first].tolist()  # of all, it would grow
         own = zip(self.tensors.items(), ends, strict=True)
         parts = {name: each[begin:end] for (name, each), (begin, end) in own}
@@ -130,7 +130,7 @@ class ExpertStack:
         return y if bias is None else y + bias.to(y.dtype)
 
     def sides_of(self, y: Tensor) -> list[Tensor]:
-        """What each projection computes, [..., rows], of products of all rows as they lie."""
+        """What each projection computes, [..., rows], of products of rows in memory order."""
         (count, rows), each = self.blocks, self.shape[0] // self.sides
         sides = y.unflatten(-1, (count, self.sides, rows)).unbind(-2)
         return [side.flatten(-2)[..., :each] for side in sides]

@@ -60,7 +60,7 @@ class ExpertView(nn.Module):
         return whole[self.number, self.side * rows : (self.side + 1) * rows]
 
     @property
-    def weight(self) -> Tensor:  # type: ignore[override]
+    def weight(self) -> Tensor:
         """[out_features, in_features], a view of the parameter."""
         return self.part(self.whole)
 
@@ -72,14 +72,14 @@ _NAMES = {
 }
 
 
-def expert_views(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, nn.Module]:
+def expert_views(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, ExpertView]:
     """The projections of all experts, by names such as "model.layers.3.mlp.experts.7.gate_proj".
 
     Args:
         model: A transformers model, or any module.
         ignore: Those to leave out; see `matching.matches`.
     """
-    found: dict[str, nn.Module] = {}
+    found: dict[str, ExpertView] = {}
     for parameter, weight in experts_of(model).items():
         module, _, own = parameter.rpartition(".")
         owner = model.get_submodule(module)

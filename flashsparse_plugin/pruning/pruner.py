@@ -43,6 +43,7 @@ def prune(
     permute: bool = False,
     router_weighted: bool = False,
     dense: float = 0.0,
+    rules: Mapping[str, PruningRule] | None = None,
 ) -> PruneReport:
     """Set the least important weights of a model to zero, in place.
 
@@ -84,6 +85,8 @@ def prune(
             them (MoE-Pruner, arXiv 2410.12013); for methods that read inputs.
         dense: With the pattern 2:4, the share of elements, over all layers, in blocks of 16 x 256
             that stay dense: those whose layers' outputs would lose most, see `blocks.share_dense`.
+        rules: By layer, how to prune it, in place of all that says it otherwise. Layers that are
+            not among them keep every weight.
 
     Returns:
         The sparsity reached and the share of the scores that is left, layer by layer.
@@ -108,12 +111,14 @@ def prune(
         )
     rule = PruningRule(sparsity, scope, pattern, vector_length, dense)
     linears = prunable_linears(model, ignore, experts=True)
+    if rules is not None:
+        linears = _named(linears, rules)
     for name, linear in linears.items():
         check_weight(name, weight_of(linear))
     batches: Sequence[torch.Tensor] = ()
     if calibration is not None:
         batches = calibration_batches(model, calibration, batch_size)
-    rules = dict.fromkeys(linears, rule)
+    rules = dict.fromkeys(linears, rule) if rules is None else rules
     if allocation != UNIFORM:
         assert rule.sparsity is not None  # every rule with a scope has one
         shares = allocate(allocation, model, linears, rule.sparsity, batches, progress)
@@ -134,6 +139,23 @@ def prune(
         )
         return report(method, linears, retained, few)
     return report(method, linears, _prune(linears, chosen, rules, gradients, progress))
+
+
+def _named(
+    linears: Mapping[str, nn.Module], rules: Mapping[str, PruningRule]
+) -> dict[str, nn.Module]:
+    """The layers that rules name, in the model's order.
+
+    Raises:
+        ValueError: For a name of no layer.
+    """
+    unknown = rules.keys() - linears.keys()
+    if unknown:
+        raise ValueError(
+            f"the rules name {min(unknown)!r}, which is no linear layer of the model, or one that "
+            "is left dense: make the recipe for this model"
+        )
+    return {name: linear for name, linear in linears.items() if name in rules}
 
 
 def _prune(

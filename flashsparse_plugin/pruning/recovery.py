@@ -209,7 +209,7 @@ def few_tokens(pruned: PreTrainedModel, calibration: Tensor) -> str | None:
 
 def recoverable(model: nn.Module) -> dict[str, nn.Module]:
     """The linear layers of a model, and its experts."""
-    return linear_modules(model) | expert_views(model)
+    return {**linear_modules(model), **expert_views(model)}
 
 
 def trainable(names: Sequence[str], pruned: PreTrainedModel) -> list[str]:

@@ -57,7 +57,7 @@ def use_decode_kernels(vllm_config: VllmConfig) -> None:
         kind.name = theirs.name  # by which `custom_ops` knows it
     logger.info(
         "decode kernels: norms, rotary embeddings and gated activations are flashsparse's, and "
-        "products after them use PDL%s (experimental: not timed inside vLLM yet)",
+        "products after them use PDL%s",
         f", but for {', '.join(taken)}, which another plugin has" if taken else "",
     )
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of nm_panels and nm_rows, in which nm_vector runs on a CPU, and of hybrid_panels, in which
-// hybrid_24 does.
+// The ops of nm_panels and nm_rows, in which nm_vector runs on a CPU, and of hybrid_panels, in
+// which hybrid_24 does.
 #include "bindings/cpu.h"
 
 #include <optional>
@@ -188,9 +188,8 @@ Tensor nm_rows_linear(const Tensor& x, const Tensor& values, const Tensor& posit
 Tensor hybrid_panels_unpack(const Tensor& values, const Tensor& positions, const Tensor& kinds,
                             const Scales& scales, int64_t out, int64_t in, ScalarType dtype,
                             std::string value_type, int64_t group) {
-  return unpacked(
-      hybrid_of(values, positions, kinds, scales, out, in, dtype, value_type, group), out, in,
-      dtype);
+  return unpacked(hybrid_of(values, positions, kinds, scales, out, in, dtype, value_type, group),
+                  out, in, dtype);
 }
 
 Tensor hybrid_panels_linear(const Tensor& x, const Tensor& values, const Tensor& positions,

@@ -20,9 +20,10 @@ Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits)
   return exact_units::choose_kernel(product.tokens, gpu, limits);
 }
 
-// Those of sparse_24, native values and 8 bits: not fitted to these kernels.
-Fit few_fit(int64_t) { return {1.5, 0, 1.03}; }
-Fit many_fit(int64_t) { return {0.2, 0, 0.96}; }
+// Of eight layers after another kernel on an H100 (lossless.csv), which reads 2 to 6% less from
+// memory than its row of kGpus says.
+Fit few_fit(int64_t) { return {3.0, 0, 1.05}; }
+Fit many_fit(int64_t) { return {2.5, 0, 1.05}; }
 
 Launch plan_few(const Product& product, const Gpu& gpu) {
   return planned(product, gpu, exact_units::max_tokens(gpu), few_fit, [&](int64_t tokens) {

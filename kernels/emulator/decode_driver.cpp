@@ -114,15 +114,14 @@ int main(int argc, char** argv) {
     const auto everything = [](const auto& array, int64_t count) {
       return simt::UsedByLastKernel(array.get(), static_cast<size_t>(count));
     };
-    const simt::UsedByLastKernel used[] = {
-        everything(query, sequences * heads * head_dim),
-        everything(cache, cached * element_bytes),
-        everything(table, sequences * table_width),
-        everything(lengths, has_lengths ? sequences : 0),
-        everything(mask, has_mask ? sequences * positions : 0),
-        everything(out, sequences * heads * head_dim),
-        everything(partials, plan.partial_floats(problem)),
-        everything(arrivals, problem.rows())};
+    const simt::UsedByLastKernel used[] = {everything(query, sequences * heads * head_dim),
+                                           everything(cache, cached * element_bytes),
+                                           everything(table, sequences * table_width),
+                                           everything(lengths, has_lengths ? sequences : 0),
+                                           everything(mask, has_mask ? sequences * positions : 0),
+                                           everything(out, sequences * heads * head_dim),
+                                           everything(partials, plan.partial_floats(problem)),
+                                           everything(arrivals, problem.rows())};
     const simt::dim3 grid(plan.splits, kv_heads * problem.group_blocks(), sequences);
     simt::launch(grid, plan.warps * 32, plan.shared_bytes(problem), seed,
                  [&] { kernel(arguments); });

@@ -33,14 +33,15 @@
 //   bit    31..16                                     15..12   11..8        7..0
 //          the weight over its scale, a bfloat16         0     row of unit  column of unit
 //
-// so that it is added to the same accumulators. What finds no slot, or is so far from its row's
-// scale that a product with x could be lost (is_near), is in a list that is added to sums after
-// they were scaled: int32[room][2], by rising rows and columns, beside offsets
-// int32[ceil(out / 16) + 1] of rows of units. Its words are the column, and the weight's bits << 16
-// | the row modulo 65536. What is past the last offset is 0.
+// so that it is added to the same accumulators. Over its scale a weight in a slot is below 2^64 and
+// no smaller than 2^-126, or 2^-63 where the scale is above 1; or it is an infinity or NaN, whose
+// bits stay. So no product with x is lost that float32 would hold. Weights that are not, or find no
+// slot, are in a list that is added to sums after they were scaled: int32[room][2], by rising rows
+// and columns, beside offsets int32[ceil(out / 16) + 1] of rows of units. Its words are the column,
+// and the weight's bits << 16 | the row modulo 65536. What is past the last offset is 0.
 //
-// Based on the 4-bit exponent codes of Turbo-Lossless (2026) and the bit planes of DFloat11
-// (arXiv:2504.11651), which neither has windows of rows nor such a layout.
+// 4-bit codes of exponents: as in Turbo-Lossless (2026). Windows of rows, and this layout, are our
+// own.
 #pragma once
 #include <cstdint>
 

@@ -34,7 +34,7 @@ def test_it_checks_and_then_times(run, capsys):
     ]
     assert [row["kernel"] for row in rows] == ["few", "many"]
     for row in rows:
-        assert min(row["us"], row["near_us"], row["dense_us"], row["pack_gb_s"]) > 0
+        assert min(row["us"], row["near_us"], row["dense_us"]) > 0 <= row["pack_gb_s"]
         assert row["expected_us"] > 0 and row["bits"] > 12
     assert "unit vectors" in capsys.readouterr().out
 

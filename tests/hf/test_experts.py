@@ -135,6 +135,37 @@ def test_a_dense_mixture_is_packed_while_it_loads(format, pruned):
     assert torch.equal(logits(model.dequantize()), logits(load(pruned)))
 
 
+@pytest.mark.parametrize("path", ["packed", "pruned"])
+def test_on_a_gpu_experts_are_packed_where_a_kernel_is(path, request, monkeypatch, caplog):
+    """From a packed checkpoint, and packed while a dense one loads; a GPU is made believe."""
+    from flashsparse_plugin.integrations.hf import experts
+
+    given = []
+
+    def why_dense(schemes, count, device, activation, dtype):
+        given.append(({str(each) for each in schemes}, count, activation, dtype))
+        return told
+
+    monkeypatch.setattr(experts, "why_dense", why_dense)
+    source = request.getfixturevalue(path)
+    for told, asked, is_packed in (
+        (None, "auto", True),
+        ("it is a test", "auto", False),
+        ("it is a test", "packed", True),
+        (None, "dense", False),
+    ):
+        caplog.clear()
+        config = fs.FlashSparseConfig(format="2:4-int8", dtype="bfloat16", experts=asked)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, quantization_config=config, dtype=torch.bfloat16
+        )
+        assert bool([*sparse_experts(model)]) == is_packed, (told, asked)
+        assert ("experts stay dense on cpu: it is a test" in caplog.text) == (
+            asked == "auto" and told is not None
+        )
+    assert given[0] == ({"nm_vector(2:4, int8) bfloat16"}, 4, "silu", torch.bfloat16)
+
+
 def test_a_stream_is_loaded_from_its_file(pruned, tmp_path):
     convert_checkpoint(pruned, tmp_path / "packed", format="tiled_csl", pack_all=True)
     wanted = logits(load(pruned))

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from emulated_decode import fp8, random_decode
 from emulated_dense import Case as DenseCase
-from emulated_gather import HOPPER, random_case
 from emulated_exact_units import Plan as ExactPlan
 from emulated_exact_units import random_case as random_exact
+from emulated_gather import HOPPER, random_case
 from emulated_linear import Case
 from emulated_nm_spmm import COMPILED
 from emulated_nm_spmm import random_case as random_spmm

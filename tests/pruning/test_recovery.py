@@ -99,18 +99,18 @@ def test_layers_without_zeros_stay_as_they_are_and_models_too(pair):
 
 
 def test_the_statistics_of_one_layer_are_held_at_a_time(pair, monkeypatch):
-    from flashsparse_plugin.pruning import recovery
+    from flashsparse_plugin.pruning import gathering
 
     alive, most = weakref.WeakSet(), 0
 
-    class Counted(recovery.Inputs):
+    class Counted(gathering.Inputs):
         def __init__(self, *arguments):
             nonlocal most
             super().__init__(*arguments)
             alive.add(self)
             most = max(most, len(alive))
 
-    monkeypatch.setattr(recovery, "Inputs", Counted)
+    monkeypatch.setattr(gathering, "Inputs", Counted)
     recover_(*pair, TOKENS)
     assert most == 7
 

@@ -7,8 +7,7 @@
 
 namespace {
 
-constexpr flashsparse::cpu_panels::Kernels kTable = {widen_all, kPanelsTokens, kRowsTokens,
-                                                     multiply_panels, multiply_rows,
-                                                     multiply_hybrid};
+constexpr flashsparse::cpu_panels::Kernels kTable = {
+    widen_all, kPanelsTokens, kRowsTokens, multiply_panels, multiply_rows, multiply_hybrid};
 
 }  // namespace

@@ -143,8 +143,8 @@ class TileLoader {
     }
     if (a_.mask) {
       const int position = next_ * kTile + lane_ % kTile;
-      allowed_ = position < length_ &&
-                 load_global(a_.mask + (sequence_ * a_.mask_stride + position)) != 0;
+      allowed_ =
+          position < length_ && load_global(a_.mask + (sequence_ * a_.mask_stride + position)) != 0;
     }
   }
 

@@ -22,8 +22,8 @@ __device__ __forceinline__ uint16_t unscaled(uint32_t slot, float scale) {
   return from_float<BFloat16>(to_float<BFloat16>(bits) * scale);
 }
 
-// Launch with a block for each unit, and kUnpackThreads threads. Pointers are those of the first
-// row, a multiple of 16: other offsets of the list than 0 come before it.
+// Launch with a block for each unit, and kUnpackThreads threads. All pointers but the list are to
+// what belongs to the first row to unpack, a multiple of 16.
 __global__ void __launch_bounds__(kUnpackThreads)
     unpack_kernel(const uint32_t* units, const float* scales, const Exceptions exceptions, int rows,
                   int64_t cols, uint16_t* weight) {

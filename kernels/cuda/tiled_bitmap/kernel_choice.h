@@ -10,8 +10,8 @@
 namespace flashsparse::tiled_bitmap {
 
 // Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Where
-// x is quantized, too, and there is no wgmma, that is the kernel for few: the library's int8 product
-// takes nearly as long for 65 tokens as for 128.
+// x is quantized, too, and there is no wgmma, that is the kernel for few: the library's int8
+// product takes nearly as long for 65 tokens as for 128.
 constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu, Operands operands) {
   if (gpu.has_wgmma()) return 1024;
   return operands == Operands::kRounded ? (rows * cols > 96 << 20 ? 192 : 64) : 128;

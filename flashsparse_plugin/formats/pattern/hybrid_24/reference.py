@@ -30,7 +30,7 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
             nibbles = []
             for first in range(0, len(line), 4):
                 window = line[first : first + 4].tolist() + [0.0] * 4
-                kept = range(4)
+                kept = [0, 1, 2, 3]
                 if not kinds[row // 16][unit // 256]:
                     used = [p for p in range(4) if window[p] != 0]
                     spare = [p for p in range(4) if window[p] == 0]

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse fit`: for each layer of a model the zeros and the bits that cost least."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from .console import err, out, print_json, table, usage
+from .models import Dtype, best_device, load_model, load_tokenizer, model_directory, model_name
+from .options import DenseModel, Ignore, Length, ReportAsJson, Samples, Seed
+from .prune import Method
+
+if TYPE_CHECKING:
+    from flashsparse_plugin.fitting import Measured, Recipe
+
+
+def fit(
+    model: DenseModel,
+    recipe: Annotated[
+        Path, typer.Argument(help="File to write; must not exist.", metavar="RECIPE")
+    ],
+    bits: Annotated[float, typer.Option(help="Bits a weight, over all layers together.")],
+    calibration: Annotated[
+        Path,
+        typer.Option(
+            help="Text of the kind the model will see.", exists=True, dir_okay=False, readable=True
+        ),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="GPU such as H200, to estimate the time on.", show_default="not estimated"
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences decoded at once, for --for.")] = 16,
+    samples: Samples = 32,
+    length: Length = 256,
+    seed: Seed = 0,
+    ignore: Ignore = None,
+    as_json: ReportAsJson = False,
+) -> None:
+    """Choose zeros and bits for each layer: the least loss of so many bits a weight.
+
+    Every layer is pruned and rounded in every way that there is (no zeros, 2:4, 2:4 with dense
+    blocks, 8:32; fp8, int8, int4), and the error of its outputs on the text is measured. The recipe
+    is what loses least in all. Nothing is changed; prune and convert execute it.
+
+    \b
+    [bold]Examples[/bold]
+      flashsparse fit MODEL recipe.json --bits 6 --calibration text.txt
+      flashsparse fit MODEL recipe.json --bits 5 --calibration text.txt \\
+          --for H200 --batch 16
+      flashsparse prune MODEL PRUNED --recipe recipe.json --calibration text.txt
+      flashsparse recover PRUNED MODEL RECOVERED --calibration text.txt
+      flashsparse convert RECOVERED PACKED --recipe recipe.json
+    """
+    source = model_directory(model)
+    if not 0 < bits <= 16:
+        raise usage(f"{bits:g} is not a number of bits a weight from 0 to 16", "--bits")
+    if recipe.exists():
+        raise usage(f"{recipe} exists already: remove it or choose another name", "RECIPE")
+    with err.status("Starting"):
+        from flashsparse_plugin.checkpoint import ModelDirectory
+        from flashsparse_plugin.checkpoint.read.linears import StoredModel
+        from flashsparse_plugin.dataflow.expected import Target
+        from flashsparse_plugin.fitting import (
+            CHOICES,
+            Recipe,
+            choose,
+            estimated_speed,
+            measure_losses,
+        )
+        from flashsparse_plugin.modules import shape_of
+        from flashsparse_plugin.names import LM_HEAD
+        from flashsparse_plugin.pruning import calibration_windows, prunable_linears
+        from flashsparse_plugin.pruning.calibration import calibration_batches
+
+        target = None
+        if device is not None:
+            try:
+                target = Target.named(device, batch)
+            except ValueError as error:
+                raise usage(str(error), "--for") from None
+            if target.gpu is None:
+                raise usage("times are estimated for GPUs, such as H200", "--for")
+    directory = ModelDirectory(source)
+    with err.status(f"Loading {model_name(source)}"):
+        loaded = load_model(directory, Dtype.auto, dense=True, device=best_device())
+        text = calibration.read_text(encoding="utf-8", errors="replace")
+        windows = calibration_windows(load_tokenizer(source), text, samples, length, seed)
+    dense = [*([LM_HEAD] if ignore is None else ignore), *StoredModel(directory).unfit()]
+    linears = prunable_linears(loaded, dense)
+    batches = calibration_batches(loaded, windows, 8)
+    method = Method.wanda.value
+    measured = measure_losses(loaded, linears, batches, CHOICES, method, err.is_terminal)
+    shapes = {name: shape_of(linears[name]) for name in measured}
+    weights = sum(rows * columns for rows, columns in shapes.values())
+    points = [[(each.nbytes, each.loss) for each in own] for own in measured.values()]
+    try:
+        picked = choose(points, int(bits * weights / 8))
+    except ValueError:
+        least = 8 * sum(min(own)[0] for own in points) / weights
+        raise usage(f"{bits:g} is too few: {least:.2f} is the least there is", "--bits") from None
+    chosen = {
+        name: own[number] for (name, own), number in zip(measured.items(), picked, strict=True)
+    }
+    made = Recipe.of(model_name(source), method, chosen, shapes)
+    made.write(recipe)
+    speed = None if target is None else estimated_speed(chosen, shapes, target)
+    if as_json:
+        print_json(made.model_dump() | {"recipe": str(recipe), "speed": speed})
+        return
+    _show(made, chosen, shapes)
+    if speed is not None:
+        told = f"On an {device} with {batch} tokens: {speed:.2f}x dense in 16 bits, estimated for "
+        out.print(Text(f"{told}what runs there today."), soft_wrap=True)
+    text_of, last = f"--calibration {calibration}", "RECOVERED" if made.rules else model
+    steps = {"Then pack it:" if made.rules else "Pack it:": f"convert {last} PACKED"}
+    if made.rules:
+        steps = {
+            "Prune:": f"prune {model} PRUNED {text_of}",
+            "Recover quality:": f"recover PRUNED {model} RECOVERED {text_of} --method lora",
+        } | steps
+    for title, command in steps.items():
+        command += "" if title.startswith("Recover") else f" --recipe {recipe}"
+        out.print(Text(f"{title:<18}flashsparse {command}"), soft_wrap=True)
+
+
+def _show(
+    recipe: Recipe, chosen: Mapping[str, Measured], shapes: Mapping[str, tuple[int, int]]
+) -> None:
+    """What was chosen, by how much of the model it is."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, own in chosen.items():
+        groups[own.choice.title].append(name)
+    sizes = {name: rows * columns for name, (rows, columns) in shapes.items()}
+    whole = sum(sizes.values())
+    made = table("Choice", "layers", "weights", "bits", "outputs lost")
+    for title, names in sorted(groups.items(), key=lambda item: -sum(sizes[n] for n in item[1])):
+        weights = sum(sizes[name] for name in names)
+        bits = 8 * sum(chosen[name].nbytes for name in names) / weights
+        lost = sum(chosen[name].loss for name in names) / len(names)
+        made.add_row(
+            Text(title), f"{len(names)}", f"{weights / whole:.1%}", f"{bits:.2f}", f"{lost:.2%}"
+        )
+    made.add_section()
+    lost = sum(own.loss for own in chosen.values()) / len(chosen)
+    made.add_row("all", f"{len(chosen)}", "100%", f"{recipe.bits:.2f}", f"{lost:.2%}", style="bold")
+    out.print(made)
+    out.print()

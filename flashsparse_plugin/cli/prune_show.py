@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `flashsparse prune` prints of its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from .console import count, out, table
+
+if TYPE_CHECKING:
+    from flashsparse_plugin.pruning import PruneReport, Retained
+
+
+def _kept(retained: Retained | None) -> list[str]:
+    """Cells for what of the scores is left, and would be without a pattern."""
+    shares = [] if retained is None else [retained.share, retained.unstructured]
+    return [f"{share:.1%}" for share in shares if share is not None]
+
+
+def show(report: PruneReport) -> None:
+    from flashsparse_plugin.pruning.layers import mean_retained
+
+    kinds: dict[str, list[Any]] = {}
+    for layer in report.layers:
+        kinds.setdefault(layer.kind, []).append(layer)
+    # Of a layer with a few more zeros than another, as a rule that rounds leaves it.
+    spread = max(x.sparsity for x in report.layers) - min(x.sparsity for x in report.layers)
+    titles = ["least", "most"] if spread >= 0.001 else []
+    if report.retained is not None:
+        titles.append("score kept")
+        if report.retained.unstructured is not None:
+            titles.append("without pattern")
+    made = table("Kind", "layers", "weights", "zeros", *titles)
+
+    def cells(layers: Sequence[Any], retained: Retained | None) -> list[str]:
+        shares = [layer.sparsity for layer in layers]
+        elements, zeros = (sum(getattr(x, name) for x in layers) for name in ("elements", "zeros"))
+        range_of = [f"{min(shares):.1%}", f"{max(shares):.1%}"] if "least" in titles else []
+        known = [f"{len(layers)}", count(elements), f"{zeros / elements:.1%}"]
+        return [*known, *range_of, *_kept(retained)]
+
+    for kind, layers in kinds.items():
+        made.add_row(Text(kind), *cells(layers, mean_retained(layers)))
+    made.add_section()
+    made.add_row("all", *cells(report.layers, report.retained), style="bold")
+    out.print(made)
+
+
+def show_next(model: str, destination: Path, calibration: Path | None, how: str) -> None:
+    """The commands that follow: what is kept makes up for the rest, then it is packed.
+
+    Args:
+        how: Options of `convert`; none for the default, which is unstructured.
+    """
+    text = calibration or "FILE.txt"
+    recover = f"{model} RECOVERED --calibration {text} --method lora"
+    for title, command in (
+        ("Recover quality:", f"flashsparse recover {destination} {recover}"),
+        ("Then pack it:", f"flashsparse convert RECOVERED PACKED{how}"),
+    ):
+        out.print(Text(f"{title:<18}{command}"), soft_wrap=True)
