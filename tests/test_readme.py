@@ -75,7 +75,7 @@ CLAIMS = {
     "The weights take 9 bits instead of 16, and [5 with fp8 values]": lambda: (
         round(bits()) == 9 and round(bits(values="fp8_e4m3")) == 5
     ),
-    "keeps every bit in 75% of the bytes": lambda: round(exact_share(), 2) == 0.75,
+    "keeps all in 75% of the bytes": lambda: round(exact_share(), 2) == 0.75,
     "says its card": lambda: "98.4% of dense" in PUBLISHED["2:4", "16 bits"][0],
     "**Models gain less than layers**": models_gain_less,
     "gain from N:M patterns only": prompts_gain_from_patterns_alone,
