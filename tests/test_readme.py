@@ -70,12 +70,35 @@ def models_gain_less():
     return 1 < tokens[0] / tokens[2] < min(layers)
 
 
+def of_h100(name):
+    return _results.read(_results.FOLDER / "nvidia-h100-80gb-hbm3" / f"{name}.csv")["rows"]
+
+
+def exact_is_faster():
+    few = [r for r in of_h100("lossless") if r["kind"] == "lossless" and r["tokens"] <= 32]
+    return min(r["dense_us"] / r["us"] for r in few) > 1.1
+
+
+def experts_are_faster():
+    layers = {}
+    for row in of_h100("experts"):
+        point = row["model"], row["tokens"], row["routing"]
+        layers.setdefault(point, {})[row["kind"]] = row["layer_us"]
+    return all(
+        each[kind] < each["vllm fp8"]
+        for each in layers.values()
+        for kind in ("2:4, int8", "2:4, fp8_e4m3", "2:4, int4 by 128")
+    )
+
+
 CLAIMED = ("2of4-fp8_e4m3", "fp8", "none")
 CLAIMS = {
     "The weights take 9 bits instead of 16, and [5 with fp8 values]": lambda: (
         round(bits()) == 9 and round(bits(values="fp8_e4m3")) == 5
     ),
     "keeps all in 75% of the bytes": lambda: round(exact_share(), 2) == 0.75,
+    "[faster than bfloat16](docs/kernels-exact.md#times)": exact_is_faster,
+    "[faster than vLLM's fp8](docs/kernels-experts.md#times)": experts_are_faster,
     "says its card": lambda: "98.4% of dense" in PUBLISHED["2:4", "16 bits"][0],
     "**Models gain less than layers**": models_gain_less,
     "gain from N:M patterns only": prompts_gain_from_patterns_alone,
