@@ -52,7 +52,7 @@ class CUDAImpl(DecodeImpl, FlashAttentionImpl):
         kv_cache: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        """Writes new keys and values into the cache; our kernel lets decode attention begin early.
+        """Writes new keys and values into the cache; decode attention after our kernel uses PDL.
 
         The bits are those of vLLM's kernel: a copy. An fp8 cache is vLLM's to write.
         """

@@ -28,6 +28,7 @@ def test_every_scheme_has_a_kernel_or_is_told_of(scheme):
     for device in DEVICES:
         held = scheme.format.runtime(scheme, device)
         unpacks = list(held.format.implementations(held)) == ["library"]
+        unpacks = unpacks and not (device.type == "cpu" and held.format.has_cpu_kernel)
         found = list(complaints([("a", scheme), ("b", scheme)], device))
         assert len(found) == unpacks == (not has_kernel(scheme, device))
         if unpacks:
