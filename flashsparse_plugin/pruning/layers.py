@@ -109,7 +109,8 @@ class PruneReport:
             modules.setdefault(module, {})[number] = tokens
         experts: dict[str, set[str]] = {}
         for layer in self.layers:
-            experts.setdefault(layer.name.rsplit(".", 2)[0], set()).add(layer.name.split(".")[-2])
+            module, *number = layer.name.rsplit(".", 2)  # a name may have one part
+            experts.setdefault(module, set()).add(number[0] if number else "")
         return [
             f"{len(found)} of {len(experts[module])} experts of {module} saw fewer than "
             f"{FEW_TOKENS} calibration tokens ({_listed(found)}): they were pruned by all tokens "
