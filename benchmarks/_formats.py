@@ -25,7 +25,7 @@ IMPLEMENTATIONS = {"sparse": Plan.only("sparse"), "unpacked": Plan.only("library
 
 
 def unstructured() -> tuple[str, ...]:
-    """Names of the formats that can be stored and that drop any zeros and nothing else, in 16 bits."""
+    """Names of the formats that are stored and drop any zeros and nothing else, in 16 bits."""
     formats = [get_format(name) for name in format_names() if not get_format(name).keeps_zeros]
     return tuple(format.name for format in formats if any(map(_keeps_all, format.examples())))
 

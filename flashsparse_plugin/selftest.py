@@ -227,6 +227,14 @@ def _unpack(scheme: Scheme, device: str) -> float:
     return _same(packed.unpack(), weight, "unpacking")
 
 
+def _rows(scheme: Scheme, device: str) -> float:
+    weight, packed = _example(scheme, device)
+    ids = torch.arange(len(weight), device=weight.device).flip(0)
+    read = getattr(scheme.format, "read_rows")  # noqa: B009 (of formats that have the op)
+    found = read(ids, packed.tensors, weight.shape[1])
+    return _same(found, weight[ids], "reading rows")
+
+
 def _validate(scheme: Scheme, device: str) -> float:
     weight, packed = _example(scheme, device)
     result, nonzeros = scheme.format.nonzeros(packed.validate()), int(weight.count_nonzero())
@@ -441,6 +449,7 @@ _DENSE_THRESHOLDS = {"dense_linear": (2, 16)}  # such that it takes each of its 
 _PROMISES = {
     "_pack": _pack,
     "_unpack": _unpack,
+    "_rows": _rows,
     "_validate": _validate,
     "_linear": _linear,
     "_linear_rounded": _linear_rounded,

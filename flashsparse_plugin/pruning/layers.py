@@ -109,8 +109,8 @@ class PruneReport:
             modules.setdefault(module, {})[number] = tokens
         experts: dict[str, set[str]] = {}
         for layer in self.layers:
-            module, *number = layer.name.rsplit(".", 2)  # a name may have one part
-            experts.setdefault(module, set()).add(number[0] if number else "")
+            parts = layer.name.rsplit(".", 2)  # of which there may be one
+            experts.setdefault(parts[0], set()).update(parts[1:2])
         return [
             f"{len(found)} of {len(experts[module])} experts of {module} saw fewer than "
             f"{FEW_TOKENS} calibration tokens ({_listed(found)}): they were pruned by all tokens "

@@ -87,23 +87,16 @@ def test_every_command_says_the_same(change, model_dir, text_file, tmp_path, mon
     assert not (tmp_path / "out").exists()
 
 
-def test_experts_that_stay_dense_are_told_of_in_the_same_words(tmp_path):
+def test_experts_that_stay_dense_are_told_of(tmp_path):
     settings = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=64)
     heads = dict(num_attention_heads=4, num_key_value_heads=2, num_local_experts=2)
     path = tmp_path / "mixtral"
     MixtralForCausalLM(MixtralConfig(**settings, **heads)).bfloat16().save_pretrained(path)
-    for command, why in (
-        (["inspect", path], "larger packed than dense"),
-        (
-            ["prune", path, tmp_path / "pruned", "--method", "magnitude"],
-            "all experts of a layer are one weight in the model, which cannot be pruned",
-        ),
-    ):
-        result = CliRunner().invoke(app, [str(each) for each in command])
-        assert result.exit_code == 0, result.stderr
-        told = " ".join((result.stdout + result.stderr).split())
-        assert "Note: The weights of experts stay as they are (49.2 kB, " in told
-        assert why in told
+    result = CliRunner().invoke(app, ["inspect", str(path)])
+    assert result.exit_code == 0, result.stderr
+    told = " ".join((result.stdout + result.stderr).split())
+    assert "Note: The weights of experts stay as they are (49.2 kB, " in told
+    assert "larger packed than dense" in told
 
 
 def test_a_tokenizer_that_brings_code_is_refused_without_asking(model_dir, tmp_path):

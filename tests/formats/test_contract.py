@@ -74,7 +74,7 @@ PROMISES = "flashsparse_plugin.packed."  # what every format is
 
 
 def test_a_family_is_one_class_and_no_method_is_defined_more_than_twice():
-    """Once where it is promised or for all, and once for a format, which may have parts of its own."""
+    """Once where it is promised or for all, and once for a format, or for a part of its own."""
     bases = set()
     for format in all_formats():
         own = [each for each in type(format).__mro__ if each.__module__.startswith("flashsparse_")]
