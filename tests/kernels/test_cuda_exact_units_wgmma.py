@@ -135,6 +135,8 @@ def test_no_barrier_can_be_spared():
     binary, places = switched_driver()
     wide = random_case(150, 1300, 20, 2, plan=Plan(0, 1, 1, 2, 1))  # that reuses all stages
     cases = [planned(1, 0, 1, 2), wide, replace(wide, seed=7)]
+    # Clusters, whose blocks share x and must be there, and stay, for each other.
+    cases.append(random_case(300, 600, 20, 2, plan=Plan(0, 2, 1, 2, 2)))
     spared = []
     for number, place in enumerate(places):
         ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)

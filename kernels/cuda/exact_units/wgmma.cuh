@@ -121,7 +121,6 @@ class WgmmaMultiplier {
       left &= left - 1;
       if (slot_row(one) % 8 == threadIdx.x % 32 / 4) add(one);
     }
-    __syncwarp();
   }
   __device__ __forceinline__ void add(uint32_t slot) {
     const float weight = to_float<BFloat16>(slot_bits(slot));
