@@ -213,6 +213,7 @@ def jobs(models, tmp_path_factory):
             {"dataflow": [2, 16, 24], **pieces},
             enforce_eager=False,
             sparse_method="auto",
+            additional_config={"flashsparse": {"ignore": ["re:.*_proj", "lm_head"]}},
             dtype="bfloat16",
         ),
         # LoRA.
@@ -389,11 +390,12 @@ def test_none_is_dense(results, expected, name):
     assert results[name]["tokens"] == expected["llama"]
 
 
-def test_auto_leaves_dense_what_is_not_sparse(results, expected):
+def test_auto_keeps_every_bit_of_what_is_not_sparse(results, expected):
+    """In 12 bits a weight, which a CPU reads faster than 16."""
     result = results["auto unpruned"]
-    assert SPARSE not in result["layers"].values()
+    assert kinds(result, "down_proj") == {SPARSE}
     assert result["tokens"] == expected["unpruned"]
-    assert "0 layers packed" in result["log"][-1] and "packing does not pay" in result["log"][-1]
+    assert "0 layers packed" not in result["log"][-1]
 
 
 def test_ignored_layers_stay_dense(results, expected):
