@@ -159,6 +159,8 @@ def _find(op: str) -> Callable[[str], float] | None:
 
 def _takes(scheme: Scheme, promise: str) -> bool:
     """Whether there is such an op for weights of a scheme: codes want codes of 8 bits, by rows."""
+    if promise == "_rows":
+        return hasattr(scheme.format, "read_rows")
     if promise != "_linear_rounded":
         return True
     values = scheme.values
