@@ -13,11 +13,12 @@ from tqdm import tqdm
 
 from ..modules import weight_of
 from ..packed import FormatError
+from ..pruning.gathering import gathering
 from ..pruning.layers import check_weight
 from ..pruning.methods import get_method
-from ..pruning.relay import Relay, decoder_layers, evaluating
+from ..pruning.relay import Relay, decoder_layers, evaluating, inside
 from ..pruning.rule import PruningRule
-from ..pruning.statistics import GRAM, INPUT_NORMS, Inputs, Statistics
+from ..pruning.statistics import GRAM, INPUT_NORMS, Statistics
 from .choices import Choice
 
 if TYPE_CHECKING:
@@ -70,18 +71,9 @@ def measure_losses(
     relay = Relay(model, layers, batches)
     with evaluating(model):
         for index, layer in enumerate(tqdm(layers, "losses", unit="layer", disable=not progress)):
-            members = {id(module) for module in layer.modules()}
-            here = {name: each for name, each in linears.items() if id(each) in members}
-            seen = {name: Inputs(name, each, (GRAM, INPUT_NORMS)) for name, each in here.items()}
-            hooks = [
-                each.register_forward_pre_hook(lambda _, args, own=seen[name]: own.add(args[0]))
-                for name, each in here.items()
-            ]
-            try:
+            here = inside(layer, linears)
+            with gathering(here, (GRAM, INPUT_NORMS)) as seen:
                 relay.run(index, store=True)
-            finally:
-                for hook in hooks:
-                    hook.remove()
             for name, each in here.items():
                 weight = weight_of(each).detach()
                 check_weight(name, weight)
