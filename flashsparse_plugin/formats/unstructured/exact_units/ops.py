@@ -88,7 +88,7 @@ def _(
     torch's own linear multiplies: bit-identical to dense. None: 128, or 512 on compute capability
     9.0; 0: always unpacked; a negative number raises. Of them, up to few_tokens go to the kernel
     for few tokens (mma), and more to the one for many (wgmma, compute capability 9.0; elsewhere one
-    kernel takes them all). None: 16. The choice is made in each call, from sizes alone.
+    kernel takes them all). None: 8. The choice is made in each call, from sizes alone.
 
     Products are those of a dense weight, but for one case: an infinite x at an exception (a weight
     in slots or in the list) gives NaN, where a dense product gives an infinity.
