@@ -41,8 +41,11 @@ class CUDAImpl(DecodeImpl, FlashAttentionImpl):
         """
         if self.kv_cache_dtype in FP8_CACHES:
             kv_cache = kv_cache.view(torch.float8_e4m3fn)
-        caches = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-        return *caches, metadata.block_table
+        return *self._keys_and_values(kv_cache), metadata.block_table
+
+    def _keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        return keys, values
 
     def do_kv_cache_update(
         self,
@@ -59,7 +62,7 @@ class CUDAImpl(DecodeImpl, FlashAttentionImpl):
         if self.decoder is None or kv_cache.dtype != key.dtype:
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
             return
-        caches = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        caches = self._keys_and_values(kv_cache)
         ops.rope_cache(None, key, value, None, None, True, *caches, slot_mapping)
 
 
