@@ -31,7 +31,7 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
-from flashsparse_plugin.formats.pattern.sparse_24.experts import UNIT_ROWS
+from flashsparse_plugin.formats.units import UNIT_ROWS
 from flashsparse_plugin.ops import ops
 
 Row = dict[str, Any]

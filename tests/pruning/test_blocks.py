@@ -11,7 +11,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.pattern.hybrid_24.layout import UNIT_COLS, UNIT_ROWS
+from flashsparse_plugin.formats.units import UNIT_COLS, UNIT_ROWS
 from flashsparse_plugin.pruning import LeastSquares, Statistics, prune, recover_
 from flashsparse_plugin.pruning.blocks import (
     BLOCK,

@@ -9,6 +9,7 @@ from kernel_weights import bits_without_negative_zero, every_bit_pattern
 from torch.library import opcheck
 from weights import sparse_weight
 
+from flashsparse_plugin.formats import units
 from flashsparse_plugin.formats.pattern.nm_vector import NMVector
 from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24, layout
@@ -120,8 +121,9 @@ def test_slabs_of_rows_make_the_same(monkeypatch, codes):
     scheme = scheme_of((2, 8, 4), codes=codes)
     weight = FORM.conform(sparse_weight(300, 100, 0.7, scheme.dtype), scheme)
     whole = FORM.pack(weight, scheme)
-    monkeypatch.setattr(layout, "SLAB_ELEMENTS", 1)
-    assert [len(range(300)[slab]) for slab in layout.slabs(300, 100)] == [128, 128, 44]
+    monkeypatch.setattr(units, "SLAB_ELEMENTS", 1)
+    slabs = units.slabs(300, 100, layout.SLAB_ROWS)
+    assert [len(range(300)[slab]) for slab in slabs] == [128, 128, 44]
     parts = FORM.pack(weight, scheme).validate()
     assert torch.equal(parts.tensors["units"], whole.tensors["units"])
     assert same(parts.unpack(), weight) and FORM.nonzeros(parts) == FORM.nonzeros(whole)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kernel_weights import every_bit_pattern
 from torch.library import opcheck
 
-from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.formats.unstructured.exact_units import ExactUnits, exceptions, layout, rows
+from flashsparse_plugin.formats import get_format, units
+from flashsparse_plugin.formats.unstructured.exact_units import ExactUnits, exceptions, rows
 from flashsparse_plugin.gpu import GPUS
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.ops import ops
@@ -80,7 +80,7 @@ def test_any_weight_survives(shape, seed, scale, share):
 def test_slabs_of_rows_make_the_same(monkeypatch):
     weight = random_weight(70, 600, 2)
     whole = FORM.pack(weight, SCHEME)
-    monkeypatch.setattr(layout, "SLAB_ELEMENTS", 600 * 32)
+    monkeypatch.setattr(units, "SLAB_ELEMENTS", 600 * 32)
     slabs = FORM.pack(weight, SCHEME)
     assert all(torch.equal(slabs.tensors[name], t) for name, t in whole.tensors.items())
     assert same(slabs.unpack(), weight)

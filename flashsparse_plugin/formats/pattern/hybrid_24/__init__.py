@@ -20,12 +20,12 @@ from torch.nn import functional as F
 
 from ....packed import Format, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import LIBRARY, Implementation, Plan
+from ...units import UNIT_COLS, UNIT_ROWS, unit_grid
 from ...unstructured.interleaved_bitmap import InterleavedBitmap
 from ...unstructured.tiled_bitmap import TiledBitmap
 from ...values.dtypes import value_bits
 from ...values.quantization import SCALE, quantization_of, require_quantized
 from ...values.types import SMALLEST, spread_scales
-from ..sparse_24.layout import UNIT_COLS, UNIT_ROWS, unit_grid
 from . import reference
 from .layout import breaks_24, in_both_kinds, read_values, require_streams, stored_tensors
 from .options import HybridOptions, hybrid_options, options_named

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from ....packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import Plan
+from ...units import unit_grid
 from ...values.dtypes import bits_as
 from ...values.quantization import SCALE, require_quantized
 from ...values.types import SMALLEST, scale_count, scale_dtype
 from ..cpu_panels.panels import ROWS, by_panel, by_row
-from ..sparse_24.layout import unit_grid
 from . import panels_reference
 from .layout import in_both_kinds, require_streams, stored_tensors, stream_sizes
 from .ops import ops

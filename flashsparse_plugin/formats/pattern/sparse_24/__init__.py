@@ -20,6 +20,7 @@ from ....gpu import Gpu
 from ....ops.plan import Product
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan, limits_of
+from ...units import UNIT_COLS, UNIT_ROWS, slabs, unit_grid, unit_rows
 from ...values.quantization import SCALE, quantization_of
 from ...values.types import SMALLEST, VALUE_TYPES
 from ..form import PatternFormat
@@ -65,7 +66,7 @@ class Sparse24(Experts24, PatternFormat):
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         own = layout.layout_of(options_of(scheme))
-        specs = {"units": TensorSpec(torch.int32, (*layout.unit_grid(*shape), own.words))}
+        specs = {"units": TensorSpec(torch.int32, (*unit_grid(*shape), own.words))}
         if own.has_row_scales:
             specs[SCALE] = TensorSpec(torch.float32, (shape[0], 1))
         return specs
@@ -149,14 +150,14 @@ class Sparse24(Experts24, PatternFormat):
         found = quantization_of(packed.scheme)
         if found is not None:
             found.require_scales(self._scales(packed), packed.dtype)
-        for slab in layout.slabs(len(units) * layout.UNIT_ROWS, units.shape[1] * layout.UNIT_COLS):
-            held = units[layout.unit_rows(slab)]
+        for slab in slabs(len(units) * UNIT_ROWS, units.shape[1] * UNIT_COLS, layout.SLAB_ROWS):
+            held = units[unit_rows(slab)]
             lower, upper = layout.places_of(held, own).unbind(-1)
             wrong = (lower >= upper).nonzero()
             if len(wrong):
                 down, across, line, four = wrong[0].tolist()
-                row = slab.start + down * layout.UNIT_ROWS + line
-                column = across * layout.UNIT_COLS + 4 * four
+                row = slab.start + down * UNIT_ROWS + line
+                column = across * UNIT_COLS + 4 * four
                 raise FormatError(
                     f"the two positions of row {row}, columns {column} to {column + 3}, do not rise"
                 )
@@ -177,7 +178,7 @@ class Sparse24(Experts24, PatternFormat):
     def nonzeros(self, packed: PackedWeight) -> int:
         own, units = layout.layout_of(options_of(packed.scheme)), packed.tensors["units"]
         found = 0
-        for slab in layout.slabs(len(units), units.shape[1] * layout.UNIT_COLS):
+        for slab in slabs(len(units), units.shape[1] * UNIT_COLS, layout.SLAB_ROWS):
             values = layout.values_of(units[slab], own)
             found += int(layout.magnitudes_of(values, own).count_nonzero())
         return found

@@ -18,9 +18,9 @@ from ....ops import ops
 from ....ops.plan import Product, plan
 from ....packed import Routed, Scheme
 from ....packed.experts import GroupedExperts
+from ...units import UNIT_ROWS, unit_grid
 from ...values.quantization import SCALE
 from ..options import options_of
-from .layout import UNIT_ROWS, unit_grid
 from .ops import _layout
 
 MOST_EXPERTS = 1024  # kMostExperts in kernels/cuda/experts/routing.h

@@ -11,20 +11,19 @@ codes, which have a byte each.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...units import UNIT_COLS, UNIT_ROWS, slabs, unit_grid, unit_rows
 from ...values.dtypes import bits_as, magnitudes
 from ...values.types import VALUE_TYPES, ValueType, join_nibbles, spread_scales
 from ..options import PatternOptions, unpack_positions
 
-UNIT_ROWS, UNIT_COLS = 16, 256
 METADATA_WORDS = 128
-SLAB_ELEMENTS = 1 << 24
 SLAB_ROWS = 128  # a slab has a multiple of these: whole units, and whole groups of rows
 GROUPS = (32, 64, 128)
 
@@ -96,17 +95,6 @@ def layout_of(options: PatternOptions) -> UnitLayout:
     return UnitLayout(options.values, options.group)
 
 
-def unit_grid(out_features: int, in_features: int) -> tuple[int, int]:
-    """Units below each other and beside each other."""
-    return (out_features + UNIT_ROWS - 1) // UNIT_ROWS, (in_features + UNIT_COLS - 1) // UNIT_COLS
-
-
-def slabs(rows: int, columns: int) -> Iterator[slice]:
-    """Rows that are taken at once."""
-    step = max(SLAB_ELEMENTS // columns // SLAB_ROWS, 1) * SLAB_ROWS
-    return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
-
-
 def arrange(
     stored: Mapping[str, Tensor], shape: tuple[int, int], options: PatternOptions
 ) -> Tensor:
@@ -130,7 +118,7 @@ def arrange(
     entries = torch.arange(kept, device=units.device)
     window = entries // options.n * options.m
     two_of_four = pairs_by_mask(units.device)
-    for slab in slabs(*shape):
+    for slab in slabs(*shape, SLAB_ROWS):
         groups = slice(slab.start // length, options.groups(slab.stop))
         positions = unpack_positions(weight_index[groups], kept, options.index_bits)
         columns = (positions + window).repeat_interleave(length, 0)[: slab.stop - slab.start]
@@ -167,7 +155,7 @@ def spread(
         return bits.view(dtype)
     scales = scales_of(units, shape, layout, dtype) if weight_scale is None else weight_scale
     weight = units.new_empty(shape, dtype=dtype)
-    for slab in slabs(*shape):
+    for slab in slabs(*shape, SLAB_ROWS):
         each = spread_scales(scales[slab].float(), shape[1], layout.group)
         weight[slab] = (values.numbers(bits[slab]).float() * each).to(dtype)
     return weight
@@ -176,7 +164,7 @@ def spread(
 def bits_of(units: Tensor, shape: tuple[int, int], layout: UnitLayout = NATIVE) -> Tensor:
     """The value bits of units by rows, zeros included: [out_features, in_features]."""
     bits = units.new_empty(shape, dtype=layout.value_dtype)
-    for slab in slabs(*shape):
+    for slab in slabs(*shape, SLAB_ROWS):
         found = _bits(units[unit_rows(slab)], layout)
         bits[slab] = found[: slab.stop - slab.start, : shape[1]]
     return bits
@@ -288,11 +276,6 @@ def _order(layout: UnitLayout) -> tuple[int, ...]:
     values = layout.type
     lane = _INTEGER_ORDERS[values.bits] if values is not None and values.is_integer else _ORDER
     return (_DOWN, _ACROSS, _VECTOR, _GROUP, _FOUR, _STEP, *lane)
-
-
-def unit_rows(slab: slice) -> slice:
-    """The units below each other that hold a slab of rows."""
-    return slice(slab.start // UNIT_ROWS, -(-slab.stop // UNIT_ROWS))
 
 
 def pairs_by_mask(device: torch.device) -> Tensor:

@@ -13,9 +13,10 @@ from torch.library import impl, register_fake
 
 from ....ops import ops
 from ....ops.packed_linear import linear_result, register_linear_autograd, register_unpacked_linear
+from ...units import unit_grid
 from ...values.activations import rounded_tokens
 from ...values.types import VALUE_TYPES
-from .layout import UnitLayout, bits_of, spread, unit_grid
+from .layout import UnitLayout, bits_of, spread
 
 __all__ = ["ops"]
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ....packed import Format, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import FEW, LIBRARY, MANY, Implementation, Plan, limits_of
+from ...units import unit_grid
 from . import layout, reference, rows
 from .check import require_valid
-from .exceptions import unit_grid
 from .ops import ops
 
 

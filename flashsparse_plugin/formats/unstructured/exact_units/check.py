@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ....packed import FormatError
+from ...units import UNIT_COLS, UNIT_ROWS, slabs, unit_rows
 from . import layout
-from .exceptions import SLOTS, UNIT_COLS, UNIT_ROWS, place
+from .exceptions import SLOTS, place
 
 
 def require_valid(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
@@ -58,8 +59,8 @@ def _require_of_a_weight(tensors: Mapping[str, Tensor], shape: tuple[int, int]) 
     codes = (found.bits >> 7 & 0xFF).int() - bases[found.rows]
     if bool((((codes >= 1) & (codes <= 15)) | (found.bits & 0x7FFF == 0)).any()):
         raise FormatError("slots or listed have a weight that has a code")
-    for slab in layout.slabs(*shape):
-        halves = layout.halves_of(tensors["units"][layout.unit_rows(slab)])
+    for slab in slabs(*shape):
+        halves = layout.halves_of(tensors["units"][unit_rows(slab)])
         if bool(((halves & 0x0780 == 0) & (halves & 0x7F != 0)).any()):
             raise FormatError("units have a fraction without a code")
         if bool(halves[:, columns:].any() | halves[slab.stop - slab.start :].any()):

@@ -12,16 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-UNIT_ROWS, UNIT_COLS = 16, 256
+from ...units import UNIT_COLS, UNIT_ROWS, unit_grid
+
 SLOTS = (4, 8, 16)
 MOST_OVER = 0.01  # share of units whose exceptions may find no slot
 SCALE_BIAS = 112  # the scale of a row is 2^(base - 112)
 LEAST_ROOM = 64  # entries of the list
-
-
-def unit_grid(out_features: int, in_features: int) -> tuple[int, int]:
-    """Units below each other and beside each other."""
-    return (out_features + UNIT_ROWS - 1) // UNIT_ROWS, (in_features + UNIT_COLS - 1) // UNIT_COLS
 
 
 @dataclass(frozen=True)

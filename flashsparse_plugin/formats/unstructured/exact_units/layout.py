@@ -8,17 +8,17 @@ columns], int32: bit 15 the sign, bits 10..7 the code, bits 6..0 the fraction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .exceptions import SCALE_BIAS, UNIT_COLS, UNIT_ROWS, Exceptions, collect, place, unit_grid
+from ...units import UNIT_COLS, UNIT_ROWS, slabs, unit_grid, unit_rows
+from .exceptions import SCALE_BIAS, Exceptions, collect, place
 
 UNIT_WORDS = 1536
 CHUNK_COLUMNS, CHUNK_BYTES = 128, 192  # of lossless
-SLAB_ELEMENTS = 1 << 24
 
 _REGISTER = 0x87FF87FF - (1 << 32)
 _PARTS = (0x80078007 - (1 << 32), 0x00780078, 0x07800780)  # of register 3, in words 0, 1 and 2
@@ -192,14 +192,3 @@ def _chunks(halves: Tensor) -> Tensor:
     codes = (halves >> 7 & 15).to(torch.uint8)
     lower, upper = codes.chunk(2, -1)
     return torch.cat((signed, lower | upper << 4), -1).flatten(1)
-
-
-def slabs(rows: int, columns: int) -> Iterator[slice]:
-    """Rows that are taken at once: whole units."""
-    step = max(SLAB_ELEMENTS // columns // UNIT_ROWS, 1) * UNIT_ROWS
-    return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
-
-
-def unit_rows(slab: slice) -> slice:
-    """The units below each other that hold a slab of rows."""
-    return slice(slab.start // UNIT_ROWS, -(-slab.stop // UNIT_ROWS))

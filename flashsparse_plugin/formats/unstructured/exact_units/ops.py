@@ -13,7 +13,8 @@ from torch.library import impl, register_fake
 
 from ....ops import ops
 from ....ops.packed_linear import linear_result, register_linear_autograd, register_unpacked_linear
-from .exceptions import SLOTS, unit_grid
+from ...units import unit_grid
+from .exceptions import SLOTS
 from .layout import NAMES, UNIT_WORDS, spread
 
 __all__ = ["ops"]

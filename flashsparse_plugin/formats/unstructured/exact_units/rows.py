@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .exceptions import UNIT_COLS, UNIT_ROWS, weights_of
+from ...units import UNIT_COLS, UNIT_ROWS
+from .exceptions import weights_of
 from .layout import NAMES, bases_of, registers_of
 
 LISTED_AT_ONCE = 1024  # entries of the list that are compared with all ids
