@@ -3,9 +3,9 @@
 // exceptions and its offsets, whose content the format validates; no word of the units, and no
 // slot.
 #pragma once
-#include <tuple>
 
 #include "bindings/launch.h"
+#include "bindings/mma_units.h"
 #include "bindings/packed.h"
 #include "cuda/exact_units/linear_plan.h"
 #include "cuda/exact_units/wgmma_plan.h"
@@ -14,22 +14,10 @@
 namespace flashsparse {
 
 template <>
-struct LaunchNumbers<exact_units::LinearPlan> {
-  static constexpr const char* kFields =
-      "shape row_warps column_warps weight_stages x_stages blocks";
-  static auto of(exact_units::LinearPlan& plan) {
-    return std::tie(plan.shape, plan.row_warps, plan.column_warps, plan.weight_stages,
-                    plan.x_stages, plan.blocks);
-  }
-};
+struct LaunchNumbers<exact_units::LinearPlan> : mma_units::LinearNumbers {};
 
 template <>
-struct LaunchNumbers<exact_units::WgmmaPlan> {
-  static constexpr const char* kFields = "shape down depth stages clusters";
-  static auto of(exact_units::WgmmaPlan& plan) {
-    return std::tie(plan.shape, plan.down, plan.depth, plan.stages, plan.clusters);
-  }
-};
+struct LaunchNumbers<exact_units::WgmmaPlan> : mma_units::WgmmaNumbers {};
 
 // A weight's tensors, in the order in which ops take them.
 struct ExactUnits {

@@ -4,10 +4,10 @@
 #pragma once
 #include <optional>
 #include <string>
-#include <tuple>
 
 #include "bindings/codes.h"
 #include "bindings/launch.h"
+#include "bindings/mma_units.h"
 #include "bindings/packed.h"
 #include "cuda/sparse_24/linear_plan.h"
 #include "cuda/sparse_24/wgmma_plan.h"
@@ -16,22 +16,10 @@
 namespace flashsparse {
 
 template <>
-struct LaunchNumbers<sparse_24::LinearPlan> {
-  static constexpr const char* kFields =
-      "shape row_warps column_warps weight_stages x_stages blocks";
-  static auto of(sparse_24::LinearPlan& plan) {
-    return std::tie(plan.shape, plan.row_warps, plan.column_warps, plan.weight_stages,
-                    plan.x_stages, plan.blocks);
-  }
-};
+struct LaunchNumbers<sparse_24::LinearPlan> : mma_units::LinearNumbers {};
 
 template <>
-struct LaunchNumbers<sparse_24::WgmmaPlan> {
-  static constexpr const char* kFields = "shape down depth stages clusters";
-  static auto of(sparse_24::WgmmaPlan& plan) {
-    return std::tie(plan.shape, plan.down, plan.depth, plan.stages, plan.clusters);
-  }
-};
+struct LaunchNumbers<sparse_24::WgmmaPlan> : mma_units::WgmmaNumbers {};
 
 // How units store their values, from the arguments of ops.
 inline sparse_24::UnitLayout sparse_24_layout(const std::string& values, int64_t group) {

@@ -27,22 +27,11 @@ int64_t LinearPlan::shared_bytes() const {
 
 const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                     const Gpu& gpu) const {
-  constexpr int64_t kMostArrivals = 4096, kMostStages = 64;
-  if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
+  if (const char* const rule = broken_warps(tokens)) return rule;
   if (!is_slots(unit_slots)) return "a unit has 4, 8 or 16 slots";
-  if (tokens < 1 || tokens > info().tokens) return "the shape is for other numbers of tokens";
-  if (row_warps < 1 || column_warps < 1 || row_warps > info().warps ||
-      column_warps > info().warps || warps() > info().warps)
-    return "the shape has fewer warps";
-  if (weight_stages < 1 || x_stages < 1 || weight_stages > kMostStages || x_stages > kMostStages)
-    return "a ring has at least one stage";
   if (unit_rows(rows) * unit_cols(cols) > INT32_MAX) return "there are too many units";
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
-  const int64_t steps = sets(rows) * set_steps(cols);
-  if (blocks < 1 || blocks > steps) return "a block has at least one step";
-  if (steps * (int64_t{blocks} + 1) > INT32_MAX) return "there are too many steps";
-  if (arrivals(rows) > kMostArrivals) return "too many sets of rows would be shared";
-  return nullptr;
+  return broken_steps(rows, cols);
 }
 
 namespace {

@@ -5,15 +5,17 @@
 #include <array>
 #include <cmath>
 
+#include "cuda/mma_units/wgmma_search.h"
+
 namespace flashsparse::exact_units {
 
 namespace {
 
 using mma_units::kGroupRows;
 using mma_units::kMostCluster;
-using mma_units::kMostXStages;
 using mma_units::kPanelBytes;
-using mma_units::wgmma_stage_bytes;
+using mma_units::wgmma_bytes_before_ring;
+using mma_units::wgmma_slots;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -30,15 +32,10 @@ constexpr double kFewer = 0.57;    // power of the memory that fewer blocks have
 constexpr double kCluster = 0.01;  // share of the time, for each doubling of the cluster
 constexpr int64_t kRingShared = 225 << 10;
 
-// Large clusters do not fill every GPC.
-int64_t slots_of(int cluster, const Gpu& gpu) {
-  return (cluster >= 4 ? gpu.multiprocessors * 15 / 16 : gpu.multiprocessors) / cluster;
-}
-
 // In microseconds.
 double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
   const double groups = plan.info().groups, width = plan.info().tokens;
-  const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
+  const int64_t tiles = plan.tiles(rows, tokens), slots = wgmma_slots(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
   const double panels =
       static_cast<double>(ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * kPanels);
@@ -64,13 +61,6 @@ double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, c
   return kLaunch + rounds * (panels * busy + own_tiles * kTile + sums) + kRound * (rounds - 1);
 }
 
-// Shared memory of a block before the weight ring.
-int64_t bytes_before_ring(const WgmmaPlan& plan) {
-  const mma_units::WgmmaShapeInfo& info = plan.info();
-  return mma_units::kWgmmaBarriers + plan.stages * wgmma_stage_bytes(info.tokens) +
-         wgmma_sums_bytes(info.tokens, info.groups, plan.depth);
-}
-
 // Of a stage of the weight ring: a 16x256 block for each warp.
 int64_t ring_stage_bytes(const WgmmaPlan& plan) {
   return int64_t{plan.info().groups} * 4 * plan.unit_bytes();
@@ -79,41 +69,22 @@ int64_t ring_stage_bytes(const WgmmaPlan& plan) {
 }  // namespace
 
 int WgmmaPlan::weight_stages() const {
-  const int64_t room = (kRingShared - bytes_before_ring(*this)) / ring_stage_bytes(*this);
-  return static_cast<int>(std::clamp<int64_t>(room, 0, kWgmmaRingStages));
+  const int64_t room = (kRingShared - wgmma_bytes_before_ring(*this)) / ring_stage_bytes(*this);
+  return static_cast<int>(std::clamp<int64_t>(room, 0, mma_units::kWgmmaRingStages));
 }
 
 int64_t WgmmaPlan::shared_bytes() const {
-  return bytes_before_ring(*this) + weight_stages() * ring_stage_bytes(*this);
+  return wgmma_bytes_before_ring(*this) + weight_stages() * ring_stage_bytes(*this);
 }
 
 const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                    const Gpu& gpu) const {
-  constexpr int64_t kMostArrivals = 4096;
-  if (!gpu.has_wgmma()) return "the GPU has no wgmma: it needs compute capability 9.0";
-  if (shape < 0 || shape >= kWgmmaShapeCount) return "there is no such shape";
+  if (const char* const rule = broken_cluster(gpu)) return rule;
   if (!is_slots(unit_slots)) return "a unit has 4, 8 or 16 slots";
-  const auto is_power = [](int n) { return n >= 1 && n <= kMostCluster && (n & (n - 1)) == 0; };
-  if (!is_power(down) || !is_power(depth) || cluster() > kMostCluster)
-    return "a cluster has 1, 2, 4 or 8 blocks, each way and in all";
-  if (!mma_units::wgmma_shares(info().tokens, down) ||
-      !mma_units::wgmma_shares(info().tokens, depth))
-    return "blocks of a cluster share the tokens of a tile in eights";
-  if (stages < 2 || stages > kMostXStages) return "x has 2 to 16 stages";
   if (shared_bytes() > gpu.shared_bytes || weight_stages() < 2)
     return "there is too little shared memory";
-  if (rows < 1 || cols < 1 || tokens < 1) return "there is nothing to multiply";
-  if (rows > INT32_MAX / 2 || cols > INT32_MAX / 2 || tokens > INT32_MAX / 2)
-    return "there are too many rows, columns or tokens";
+  if (const char* const rule = broken_tiles(rows, cols, tokens)) return rule;
   if (unit_rows(rows) * unit_cols(cols) > INT32_MAX) return "there are too many units";
-  if (depth > unit_cols(cols)) return "there are fewer units of columns than blocks for them";
-  const int64_t count = tiles(rows, tokens), steps = count * tile_steps(cols);
-  if (depth > 1 && clusters != count)
-    return "blocks behind each other have one tile, and there are as many clusters as tiles";
-  if (clusters < 1 || clusters > steps) return "a cluster has at least one step";
-  if (count > INT32_MAX || steps * (int64_t{clusters} + 1) > INT32_MAX)
-    return "there are too many steps";
-  if (arrivals(rows, tokens) > kMostArrivals) return "too many tiles would be shared";
   return nullptr;
 }
 
@@ -137,20 +108,9 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, i
     if (kWgmmaShapes[shape].tokens > widest) continue;
     // For one tile of tokens the L2 is not the limiter.
     const int most_down = tokens > widest ? kMostCluster : 1;
-    for (int down = 1; down <= most_down; down *= 2) {
-      for (int depth = 1; down * depth <= kMostCluster; depth *= 2) {
-        WgmmaPlan plan{shape, down, depth, 0, 1, unit_slots};
-        const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
-        if (slots < 1 || !give_stages(plan)) continue;
-        // An equal range per cluster; whole tiles per cluster; every tile in equally many parts.
-        for (const int64_t clusters : {slots, ceil_div(tiles, ceil_div(tiles, slots)), tiles,
-                                       tiles * std::max<int64_t>(slots / tiles, 1)}) {
-          plan.clusters = static_cast<int>(std::min(clusters, tiles * plan.tile_steps(cols)));
-          if (!plan.broken_rule(rows, cols, tokens, gpu))
-            body(plan, cost(plan, rows, cols, tokens, gpu));
-        }
-      }
-    }
+    mma_units::for_each_wgmma(
+        WgmmaPlan{shape, 1, 1, 0, 1, unit_slots}, most_down, rows, cols, tokens, gpu, give_stages,
+        [&](const WgmmaPlan& plan) { body(plan, cost(plan, rows, cols, tokens, gpu)); });
   }
 }
 

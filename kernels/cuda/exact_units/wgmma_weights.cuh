@@ -27,7 +27,7 @@ class WgmmaWeights {
         policy_(next_.many_tokens() ? evict_normal_policy() : evict_first_policy()),
         left_(next_.left()) {
     const auto sums =
-        static_cast<uint32_t>(wgmma_sums_bytes(Shape::kTokens, Shape::kGroups, a.depth));
+        static_cast<uint32_t>(mma_units::wgmma_sums_bytes(Shape::kTokens, Shape::kGroups, a.depth));
     const uint32_t units = x.end() + sums;
     const int first = warp * a.weight_stages;
     ring_ = units + first * kUnitBytes + threadIdx.x % 32 * kLaneBytes;

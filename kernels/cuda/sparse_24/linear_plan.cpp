@@ -40,9 +40,8 @@ int64_t LinearPlan::shared_bytes() const {
 
 const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                     const Gpu& gpu) const {
-  constexpr int64_t kMostArrivals = 4096, kMostStages = 64;
   constexpr int64_t kMostCols = 1 << 27;  // byte offsets in a row of 16x256 blocks have 32 bits
-  if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
+  if (const char* const rule = broken_warps(tokens)) return rule;
   if (x_bytes != 2 && (x_bytes != 1 || unit.group != 0 ||
                        (unit.type != ValueType::kFp8 && unit.type != ValueType::kInt8)))
     return "x is 16 bits, or codes of 8 bits where the values are, with scales of rows";
@@ -51,19 +50,9 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   if (x_bytes == 1 && unit.type == ValueType::kInt8 && cols > kMostInt8Cols)
     return "int32 has room for the sums of 262144 columns of int8";
   if (!is_compiled(info(), unit, x_bytes)) return "values of this type have no such shape";
-  if (tokens < 1 || tokens > info().tokens) return "the shape is for other numbers of tokens";
-  if (row_warps < 1 || column_warps < 1 || row_warps > info().warps ||
-      column_warps > info().warps || warps() > info().warps)
-    return "the shape has fewer warps";
-  if (weight_stages < 1 || x_stages < 1 || weight_stages > kMostStages || x_stages > kMostStages)
-    return "a ring has at least one stage";
   if (cols > kMostCols) return "there are too many columns";
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
-  const int64_t steps = sets(rows) * set_steps(cols);
-  if (blocks < 1 || blocks > steps) return "a block has at least one step";
-  if (steps * (int64_t{blocks} + 1) > INT32_MAX) return "there are too many steps";
-  if (arrivals(rows) > kMostArrivals) return "too many sets of rows would be shared";
-  return nullptr;
+  return broken_steps(rows, cols);
 }
 
 namespace {

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // How sparse_24's decode kernel divides its work: decided on the host from sizes alone, so that a
-// CUDA graph can hold the decision.
-//
-// A block has row_warps x column_warps warps. In one step it multiplies row_warps * row_units
-// blocks of 16 rows by column_warps blocks of 256 columns. The steps of all row tiles, tile after
-// tile, are numbered linearly, and every block takes an equal range of them (stream-K).
+// CUDA graph can hold the decision. Steps: cuda/mma_units/linear_plan.h.
 #pragma once
 #include <cstdint>
 
+#include "cuda/mma_units/linear_plan.h"
 #include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "formats/sparse_24.h"
@@ -27,9 +24,7 @@ namespace flashsparse::sparse_24 {
   X(64, 1, 15)                 \
   X(64, 2, 7)
 
-struct ShapeInfo {
-  int tokens, row_units, warps;
-};
+using mma_units::ShapeInfo;
 
 #define FS_SPARSE_24_SHAPE_INFO(tokens, row_units, warps) {tokens, row_units, warps},
 inline constexpr ShapeInfo kShapes[] = {FS_SPARSE_24_SHAPES(FS_SPARSE_24_SHAPE_INFO)};
@@ -51,35 +46,11 @@ constexpr int max_tokens(const Gpu& gpu, UnitLayout unit, int x_bytes = 2) {
   return gpu.shared_bytes > 128 << 10 && unit.type == ValueType::kNative ? 64 : 32;
 }
 
-struct LinearPlan {
-  int shape;                    // index into kShapes
-  int row_warps, column_warps;  // of a block
-  int weight_stages, x_stages;  // of the rings in shared memory
-  int blocks;
+struct LinearPlan : mma_units::LinearPlan<kShapes> {
   UnitLayout unit{};
   int x_bytes = 2;  // per element of x: 1 if it is quantized
 
-  const ShapeInfo& info() const { return kShapes[shape]; }
-  int warps() const { return row_warps * column_warps; }
-  int threads() const { return (warps() + 1) * 32; }
   int unit_bytes() const { return unit.bytes(); }
-  // Row tiles of a block, and the steps along one.
-  int64_t sets(int64_t rows) const {
-    const int64_t units = int64_t{row_warps} * info().row_units;
-    return (unit_rows(rows) + units - 1) / units;
-  }
-  int64_t set_steps(int64_t cols) const {
-    return (unit_cols(cols) + column_warps - 1) / column_warps;
-  }
-  // Whether several blocks share a row tile, so that their partial sums have to be added up.
-  bool shares_sets(int64_t rows) const { return sets(rows) % blocks != 0; }
-  // What a launch needs besides its tensors: arrival counters, floats of the workspace, and dynamic
-  // shared memory.
-  int64_t arrivals(int64_t rows) const { return shares_sets(rows) ? sets(rows) * row_warps : 0; }
-  int64_t partial_floats(int64_t rows) const {
-    const int64_t slot = int64_t{row_warps} * info().row_units * kUnitRows * info().tokens;
-    return shares_sets(rows) ? 2 * blocks * slot : 0;
-  }
   int64_t shared_bytes() const;
 
   // The rule that the plan breaks for a product of this size, or null. A launch needs null.

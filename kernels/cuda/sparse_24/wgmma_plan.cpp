@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/mma_units/wgmma_search.h"
+
 namespace flashsparse::sparse_24 {
 
 namespace {
@@ -12,6 +14,8 @@ using mma_units::kGroupRows;
 using mma_units::kMostCluster;
 using mma_units::kMostXStages;
 using mma_units::kPanelBytes;
+using mma_units::wgmma_bytes_before_ring;
+using mma_units::wgmma_slots;
 using mma_units::wgmma_stage_bytes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -71,13 +75,6 @@ const Costs& costs_of(const WgmmaPlan& plan, int64_t tokens) {
   return rounded ? kCodesCosts : kWidenedCosts;
 }
 
-int64_t most_of(const Gpu& gpu) { return gpu.multiprocessors * 15 / 16; }
-
-// Large clusters do not fill every GPC.
-int64_t slots_of(int cluster, const Gpu& gpu) {
-  return (cluster >= 4 ? most_of(gpu) : gpu.multiprocessors) / cluster;
-}
-
 }  // namespace
 
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,
@@ -85,7 +82,7 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const WgmmaShapeInfo& info = plan.info();
   const Costs& costs = costs_of(plan, tokens);
   const double groups = info.groups, width = info.tokens;
-  const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
+  const int64_t tiles = plan.tiles(rows, tokens), slots = wgmma_slots(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
   const int panel_cols = kPanelBytes / plan.x_bytes, step_panels = kUnitCols / panel_cols;
   const double panels =
@@ -119,20 +116,13 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
     const double parts = 1 + std::max(1.0, static_cast<double>(plan.clusters) / tiles);
     sums = costs.sharing + (even ? 0 : costs.ragged) + kSums * (1 + parts) * given / kL2;
   }
-  const bool crowded =
-      plan.x_bytes == 1 && is_few(plan.unit, tokens) && plan.blocks() > most_of(gpu);
+  const bool crowded = plan.x_bytes == 1 && is_few(plan.unit, tokens) &&
+                       plan.blocks() > gpu.multiprocessors * 15 / 16;
   const double begin = kLaunch + (crowded ? kCrowded + kCrowdedColumn * cols : 0);
   return begin + rounds * (panels * busy + own_tiles * kTile + sums) + kRound * (rounds - 1);
 }
 
 namespace {
-
-// Shared memory of a block before the weight ring.
-int64_t bytes_before_ring(const WgmmaPlan& plan) {
-  const WgmmaShapeInfo& info = plan.info();
-  return mma_units::kWgmmaBarriers + plan.stages * wgmma_stage_bytes(info.tokens) +
-         wgmma_sums_bytes(info.tokens, info.groups, plan.depth);
-}
 
 // Of a stage of the weight ring: a 16x256 block for each warp.
 int64_t ring_stage_bytes(const WgmmaPlan& plan) {
@@ -143,46 +133,27 @@ int64_t ring_stage_bytes(const WgmmaPlan& plan) {
 
 int WgmmaPlan::weight_stages() const {
   if (!info().has_ring) return 0;
-  const int64_t room = (kWgmmaRingShared - bytes_before_ring(*this)) / ring_stage_bytes(*this);
-  return static_cast<int>(std::clamp<int64_t>(room, 0, kWgmmaRingStages));
+  const int64_t room =
+      (kWgmmaRingShared - wgmma_bytes_before_ring(*this)) / ring_stage_bytes(*this);
+  return static_cast<int>(std::clamp<int64_t>(room, 0, mma_units::kWgmmaRingStages));
 }
 
 int64_t WgmmaPlan::shared_bytes() const {
-  return bytes_before_ring(*this) + weight_stages() * ring_stage_bytes(*this);
+  return wgmma_bytes_before_ring(*this) + weight_stages() * ring_stage_bytes(*this);
 }
 
 const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                    const Gpu& gpu) const {
-  constexpr int64_t kMostArrivals = 4096;
-  if (!gpu.has_wgmma()) return "the GPU has no wgmma: it needs compute capability 9.0";
-  if (shape < 0 || shape >= kWgmmaShapeCount) return "there is no such shape";
+  if (const char* const rule = broken_cluster(gpu)) return rule;
   if (!info().is_for(unit)) return "values of this type have no such shape";
   if (x_bytes != 2 &&
       (x_bytes != 1 || (unit.type != ValueType::kFp8 && unit.type != ValueType::kInt8)))
     return "x is 16 bits, or codes of 8 bits where the values are";
   if (x_bytes == 1 && unit.type == ValueType::kInt8 && cols > kMostInt8Cols)
     return "int32 has room for the sums of 262144 columns of int8";
-  const auto is_power = [](int n) { return n >= 1 && n <= kMostCluster && (n & (n - 1)) == 0; };
-  if (!is_power(down) || !is_power(depth) || cluster() > kMostCluster)
-    return "a cluster has 1, 2, 4 or 8 blocks, each way and in all";
-  if (!mma_units::wgmma_shares(info().tokens, down) ||
-      !mma_units::wgmma_shares(info().tokens, depth))
-    return "blocks of a cluster share the tokens of a tile in eights";
-  if (stages < 2 || stages > kMostXStages) return "x has 2 to 16 stages";
   if (shared_bytes() > gpu.shared_bytes || (info().has_ring && weight_stages() < 2))
     return "there is too little shared memory";
-  if (rows < 1 || cols < 1 || tokens < 1) return "there is nothing to multiply";
-  if (rows > INT32_MAX / 2 || cols > INT32_MAX / 2 || tokens > INT32_MAX / 2)
-    return "there are too many rows, columns or tokens";
-  if (depth > unit_cols(cols)) return "there are fewer units of columns than blocks for them";
-  const int64_t count = tiles(rows, tokens), steps = count * tile_steps(cols);
-  if (depth > 1 && clusters != count)
-    return "blocks behind each other have one tile, and there are as many clusters as tiles";
-  if (clusters < 1 || clusters > steps) return "a cluster has at least one step";
-  if (count > INT32_MAX || steps * (int64_t{clusters} + 1) > INT32_MAX)
-    return "there are too many steps";
-  if (arrivals(rows, tokens) > kMostArrivals) return "too many tiles would be shared";
-  return nullptr;
+  return broken_tiles(rows, cols, tokens);
 }
 
 namespace {
@@ -219,20 +190,10 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, U
     if (is_few(unit, tokens) && kWgmmaShapes[shape].tokens > 64) continue;
     // For few tokens the L2 is not the limiter: clusters of two took up to 15% longer.
     const int most_down = is_few(unit, tokens) ? 1 : kMostCluster;
-    for (int down = 1; down <= most_down; down *= 2) {
-      for (int depth = 1; down * depth <= kMostCluster; depth *= 2) {
-        WgmmaPlan plan{shape, down, depth, 0, 1, unit, x_bytes};
-        const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
-        if (slots < 1 || !give_stages(plan, gpu)) continue;
-        // An equal range per cluster; whole tiles per cluster; every tile in equally many parts.
-        for (const int64_t clusters : {slots, ceil_div(tiles, ceil_div(tiles, slots)), tiles,
-                                       tiles * std::max<int64_t>(slots / tiles, 1)}) {
-          plan.clusters = static_cast<int>(std::min(clusters, tiles * plan.tile_steps(cols)));
-          if (!plan.broken_rule(rows, cols, tokens, gpu))
-            body(plan, wgmma_cost(plan, rows, cols, tokens, gpu));
-        }
-      }
-    }
+    mma_units::for_each_wgmma(
+        WgmmaPlan{shape, 1, 1, 0, 1, unit, x_bytes}, most_down, rows, cols, tokens, gpu,
+        [&](WgmmaPlan& plan) { return give_stages(plan, gpu); },
+        [&](const WgmmaPlan& plan) { body(plan, wgmma_cost(plan, rows, cols, tokens, gpu)); });
   }
 }
 

@@ -32,7 +32,7 @@ class WgmmaWeightRing {
         policy_(next_.many_tokens() ? evict_normal_policy() : evict_first_policy()),
         left_(next_.left()) {
     const int first = warp * a.weight_stages;
-    const int64_t sums = wgmma_sums_bytes(Shape::kTokens, Shape::kGroups, a.depth);
+    const int64_t sums = mma_units::wgmma_sums_bytes(Shape::kTokens, Shape::kGroups, a.depth);
     ring_ = x.end() + static_cast<uint32_t>(sums) + first * kLayout.bytes() +
             threadIdx.x % 32 * kLaneBytes;
     seek();

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/mma_units/wgmma_search.h"
+
 namespace flashsparse::tiled_bitmap {
 
 namespace {
@@ -11,6 +13,7 @@ namespace {
 using mma_units::kMostCluster;
 using mma_units::kMostXStages;
 using mma_units::kPanelBytes;
+using mma_units::wgmma_slots;
 
 // Of an H200. Memory bandwidth, clock and cluster overhead are those fitted for sparse_24
 // (cuda/sparse_24/wgmma_plan.cpp): bytes per microsecond and SM, clocks per microsecond, and the
@@ -40,11 +43,6 @@ constexpr double kJoining = 0.67;  // the same if the last cluster adds up those
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Large clusters do not fill every GPC.
-int64_t slots_of(int cluster, const Gpu& gpu) {
-  return (cluster >= 4 ? gpu.multiprocessors * 15 / 16 : gpu.multiprocessors) / cluster;
-}
-
 }  // namespace
 
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
@@ -52,7 +50,7 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const int step_panels = wgmma_panels(operands);
   const double groups = plan.info().groups, width = plan.info().tokens;
   const double unit_lines = static_cast<double>(lines) / static_cast<double>(units(rows, cols));
-  const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
+  const int64_t tiles = plan.tiles(rows, tokens), slots = wgmma_slots(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
   const double panels =
       static_cast<double>(ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * step_panels);
@@ -90,31 +88,11 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
 
 const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                    const Gpu& gpu) const {
-  constexpr int64_t kMostArrivals = 4096;
-  if (!gpu.has_wgmma()) return "the GPU has no wgmma: it needs compute capability 9.0";
-  if (shape < 0 || shape >= kWgmmaShapeCount) return "there is no such shape";
-  const auto is_power = [](int n) { return n >= 1 && n <= kMostCluster && (n & (n - 1)) == 0; };
-  if (!is_power(down) || !is_power(depth) || cluster() > kMostCluster)
-    return "a cluster has 1, 2, 4 or 8 blocks, each way and in all";
-  if (!mma_units::wgmma_shares(info().tokens, down) ||
-      !mma_units::wgmma_shares(info().tokens, depth))
-    return "blocks of a cluster share the tokens of a tile in eights";
-  if (stages < 2 || stages > kMostXStages) return "x has 2 to 16 stages";
+  if (const char* const rule = broken_cluster(gpu)) return rule;
   if (ring_lines < kLeastRingLines || ring_lines > kMostRingLines)
     return "a warp's ring has 72 to 288 lines";
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
-  if (rows < 1 || cols < 1 || tokens < 1) return "there is nothing to multiply";
-  if (rows > INT32_MAX / 2 || cols > INT32_MAX / 2 || tokens > INT32_MAX / 2)
-    return "there are too many rows, columns or tokens";
-  if (depth > unit_cols(cols)) return "there are fewer units of columns than blocks for them";
-  const int64_t count = tiles(rows, tokens), steps = count * tile_steps(cols);
-  if (depth > 1 && clusters != count)
-    return "blocks behind each other have one tile, and there are as many clusters as tiles";
-  if (clusters < 1 || clusters > steps) return "a cluster has at least one step";
-  if (count > INT32_MAX || steps * (int64_t{clusters} + 1) > INT32_MAX)
-    return "there are too many steps";
-  if (arrivals(rows, tokens) > kMostArrivals) return "too many tiles would be shared";
-  return nullptr;
+  return broken_tiles(rows, cols, tokens);
 }
 
 namespace {
@@ -142,20 +120,12 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, int64_t unit_line
                    Operands operands, const Body& body) {
   const int64_t lines = unit_lines * units(rows, cols);
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
-    for (int down = 1; down <= kMostCluster; down *= 2) {
-      for (int depth = 1; down * depth <= kMostCluster; depth *= 2) {
-        WgmmaPlan plan{shape, down, depth, 0, 1, 0};
-        const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
-        if (slots < 1 || !divide_shared(plan, unit_lines, gpu)) continue;
-        // An equal range per cluster; whole tiles per cluster; every tile in equally many parts.
-        for (const int64_t clusters : {slots, ceil_div(tiles, ceil_div(tiles, slots)), tiles,
-                                       tiles * std::max<int64_t>(slots / tiles, 1)}) {
-          plan.clusters = static_cast<int>(std::min(clusters, tiles * plan.tile_steps(cols)));
-          if (!plan.broken_rule(rows, cols, tokens, gpu))
-            body(plan, wgmma_cost(plan, rows, cols, tokens, lines, gpu, operands));
-        }
-      }
-    }
+    mma_units::for_each_wgmma(
+        WgmmaPlan{shape, 1, 1, 0, 1, 0}, kMostCluster, rows, cols, tokens, gpu,
+        [&](WgmmaPlan& plan) { return divide_shared(plan, unit_lines, gpu); },
+        [&](const WgmmaPlan& plan) {
+          body(plan, wgmma_cost(plan, rows, cols, tokens, lines, gpu, operands));
+        });
   }
 }
 

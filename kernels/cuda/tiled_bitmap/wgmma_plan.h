@@ -6,7 +6,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/mma_units/wgmma_shape.h"
+#include "cuda/mma_units/wgmma_plan.h"
 #include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "cuda/tiled_bitmap/operands.h"
@@ -45,43 +45,16 @@ inline constexpr int kUnitsAhead = 4;  // 16x256 blocks that a warp has in share
 inline constexpr int kLeastRingLines = kMostLines + 3;  // a block, and what is read past its end
 inline constexpr int kMostRingLines = 4 * kLeastRingLines;
 
-struct WgmmaPlan {
-  int shape;        // index into kWgmmaShapes
-  int down, depth;  // blocks of a cluster along the rows and along K: 1, 2, 4 or 8
-  int stages;       // of x, in shared memory
-  int clusters;     // of the launch
-  int ring_lines;   // of each warp, in shared memory
+struct WgmmaPlan : mma_units::WgmmaPlan<kWgmmaShapes> {
+  int ring_lines;  // of each warp, in shared memory
 
-  const mma_units::WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
   int threads() const { return (info().groups + 1) * 128; }
-  int cluster() const { return down * depth; }  // blocks
-  int blocks() const { return cluster() * clusters; }
-  int copied_tokens() const { return info().tokens / down; }    // of x, by a block
   int64_t warps() const { return int64_t{4} * info().groups; }  // that multiply
   // The partial sums of the other blocks along K reuse the memory of x and of the weights: at most
   // 128 KB, no more than two stages and the shortest rings of any shape.
   int64_t shared_bytes() const {
     return mma_units::kWgmmaBarriers + stages * mma_units::wgmma_stage_bytes(info().tokens) +
            warps() * ring_lines * kLineBytes;
-  }
-
-  int64_t tile_rows() const { return down * warps() * kUnitRows; }
-  // Steps of a tile, for the first of its blocks along K.
-  int64_t tile_steps(int64_t cols) const { return (unit_cols(cols) + depth - 1) / depth; }
-  int64_t tiles(int64_t rows, int64_t tokens) const {
-    const int64_t tiles_down = (rows + tile_rows() - 1) / tile_rows();
-    return tiles_down * ((tokens + info().tokens - 1) / info().tokens);
-  }
-  // Whether several clusters share a tile, so that their partial sums have to be added up.
-  bool shares_tiles(int64_t rows, int64_t tokens) const {
-    return tiles(rows, tokens) % clusters != 0;
-  }
-  // What a launch needs besides its tensors: arrival counters and floats of the workspace.
-  int64_t arrivals(int64_t rows, int64_t tokens) const {
-    return shares_tiles(rows, tokens) ? tiles(rows, tokens) * tile_rows() / kUnitRows : 0;
-  }
-  int64_t partial_floats(int64_t rows, int64_t tokens) const {
-    return shares_tiles(rows, tokens) ? 2 * clusters * tile_rows() * info().tokens : 0;
   }
 
   // The rule that the plan breaks for a product of this size, or null. A launch needs null.
