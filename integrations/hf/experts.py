@@ -98,7 +98,7 @@ class PackedOnDisk:
             ValueError: For experts that a device map would offload.
         """
         found: dict[str, dict[str, PackedStack]] = {}
-        told: set[str] = set()
+        told: set[str | None] = set()
         schemes = {
             stack: next(iter(headers.values())).scheme for stack, headers in self.stacks.items()
         }
@@ -112,12 +112,9 @@ class PackedOnDisk:
             experts = self._read(stack, headers)
             module = model.get_submodule(stack.module)
             why = _why_dense(module, schemes, stack, device, dtype)
-            if config.dequantize or config.experts_stay_dense(why is None):
+            if config.dequantize or _stay_dense(config, why, device, told):
                 weight = experts.unpack().to(device=device, dtype=dtype)
                 module.register_parameter(stack.own, nn.Parameter(weight, requires_grad=False))
-                if config.experts == "auto" and not config.dequantize and why not in told:
-                    logger.warning(DENSE_ON_GPU, device, why)
-                    told.add(str(why))
                 continue
             own = found.setdefault(stack.module, {})
             own[stack.own] = PackedStack(
@@ -172,7 +169,8 @@ class PackingExperts:
             device_map: Where its modules will be; None: in main memory.
             dtype: Of the activations.
         """
-        config, schemes, told = self.config, {}, set()
+        config, schemes = self.config, dict[Stack, Scheme]()
+        told: set[str | None] = set()
         for stack in stacks:
             named = config.named(stack.parameter, stack.module)
             first = stack.name_of(0, stack.projections[0])
@@ -185,12 +183,8 @@ class PackingExperts:
             device = get_device(dict(device_map), stack.parameter) if device_map else "cpu"
             module = model.get_submodule(stack.module)
             why = _why_dense(module, schemes, stack, torch.device(_plain(device)), dtype)
-            if config.experts_stay_dense(why is None):
-                if why not in told and config.experts == "auto":
-                    logger.warning(DENSE_ON_GPU, device, why)
-                    told.add(why)
-                continue
-            self.targets[stack.parameter] = (stack, scheme)
+            if not _stay_dense(config, why, device, told):
+                self.targets[stack.parameter] = (stack, scheme)
 
     def pack(
         self, model: PreTrainedModel, name: str, weight: Tensor, dtype: torch.dtype | None
@@ -294,6 +288,25 @@ def _why_dense(
     own = [scheme for each, scheme in schemes.items() if each.module == stack.module]
     activation = activation_of(module) if module.has_gate else None
     return why_dense(own, stack.experts, device, activation, dtype)
+
+
+def _stay_dense(
+    config: FlashSparseConfig, why: str | None, device: Any, told: set[str | None]
+) -> bool:
+    """Whether experts stay dense. Says why if that is not the user's choice, each reason once.
+
+    Args:
+        config: The user's choice, or "auto".
+        why: Of `_why_dense`.
+        device: Of the experts.
+        told: The reasons that were said.
+    """
+    if not config.experts_stay_dense(why is None):
+        return False
+    if config.experts == "auto" and why not in told:
+        logger.warning(DENSE_ON_GPU, device, why)
+        told.add(why)
+    return True
 
 
 def _plain(device: Any) -> str:
