@@ -20,6 +20,7 @@ from torch import Tensor
 
 from . import selftest_experts
 from .formats import all_formats
+from .formats.rows import ReadsWholeRows, read_rows, row_places
 from .ops import attention_reference, elementwise, ops, reference
 from .packed import Format, FormatError, PackedWeight, Scheme
 
@@ -160,7 +161,7 @@ def _find(op: str) -> Callable[[str], float] | None:
 def _takes(scheme: Scheme, promise: str) -> bool:
     """Whether there is such an op for weights of a scheme: codes want codes of 8 bits, by rows."""
     if promise == "_rows":
-        return hasattr(scheme.format, "read_rows")
+        return isinstance(scheme.format, ReadsWholeRows)
     if promise != "_linear_rounded":
         return True
     values = scheme.values
@@ -232,8 +233,7 @@ def _unpack(scheme: Scheme, device: str) -> float:
 def _rows(scheme: Scheme, device: str) -> float:
     weight, packed = _example(scheme, device)
     ids = torch.arange(len(weight), device=weight.device).flip(0)
-    read = getattr(scheme.format, "read_rows")  # noqa: B009 (of formats that have the op)
-    found = read(ids, packed.tensors, weight.shape[1])
+    found = read_rows(ids, scheme, packed.tensors, row_places(packed))
     return _same(found, weight[ids], "reading rows")
 
 

@@ -108,7 +108,7 @@ def by_owner(layers: Mapping[str, nn.Module]) -> list[dict[str, ExpertView]]:
     return list(found.values())
 
 
-def inputs_of(
+def expert_inputs(
     owner: Any, args: tuple, kwargs: Mapping[str, Any], numbers: Iterable[int], everyone: bool
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
     """What the projections of some experts multiply in a forward pass of their module.

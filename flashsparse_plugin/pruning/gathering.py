@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from .experts import FEW_TOKENS, ExpertView, by_owner, inputs_of
+from .experts import FEW_TOKENS, ExpertView, by_owner, expert_inputs
 from .statistics import Inputs
 
 
@@ -72,7 +72,7 @@ def _splitter(kinds: Mapping[tuple[int, bool], Inputs], weighted: bool, everyone
     numbers = sorted({number for number, _ in kinds})
 
     def hook(owner: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        for number, x, inner, chosen in inputs_of(owner, args, kwargs, numbers, everyone):
+        for number, x, inner, chosen in expert_inputs(owner, args, kwargs, numbers, everyone):
             for is_last, own in ((False, x), (True, inner)):
                 if (found := kinds.get((number, is_last))) is not None:
                     found.add(own if chosen is None or not weighted else own.float() * chosen)
