@@ -52,8 +52,8 @@ _ZEROS: Mapping[str, tuple[PruningRule | None, str]] = {
 }
 _VALUES: Mapping[str, Mapping[str, Any]] = {"fp8": {}, "int8": {}, "int4": {"group": 64}}
 
-EXACT = (Choice("16 bits", None, DENSE),)
-"""What loses nothing; an exact type of fewer bits joins by a line here."""
+EXACT = (Choice("16 bits", None, DENSE), Choice("exact, 12 bits", None, "lossless"))
+"""What loses nothing. A layer that `lossless` refuses has 16 bits."""
 
 CHOICES = EXACT + tuple(
     Choice(f"{zeros}, {values}", rule, f"{format}-{values}", options)

@@ -94,14 +94,14 @@ def _measure(
             pruned[choice.rule] = weight.clone()
             assert choice.rule is not None
             get_method(method).prune_(pruned[choice.rule], statistics, choice.rule)
-        kept, scheme = pruned[choice.rule], choice.scheme(weight.dtype)
+        kept = pruned[choice.rule]
         nbytes, held = kept.nbytes, kept
-        if scheme is not None:
-            try:
+        try:
+            if (scheme := choice.scheme(weight.dtype)) is not None:
                 packed = scheme.format.pack(kept, scheme)
-            except FormatError:
-                continue
-            nbytes, held = packed.nbytes, packed.unpack()
+                nbytes, held = packed.nbytes, packed.unpack()
+        except FormatError:  # this layer cannot be that
+            continue
         loss = _energy((weight.float() - held.float()), gram) / whole
         density = int(held.count_nonzero()) / held.numel()
         found.append(Measured(choice, nbytes, loss, density))
