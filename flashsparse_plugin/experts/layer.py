@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data_parallel import ignore_packed_tensors
-from ..packed import FormatError, PackedWeight, Scheme
+from ..packed import FormatError, PackedWeight, Routed, Scheme
 from .op import loop, multiply
 from .stack import ExpertStack
 
@@ -160,7 +160,8 @@ class SparseExperts(nn.Module):
             y = multiply(x, ids, weights, *stacks, name, *biases)
         else:  # autograd sees each product, which has a gradient of its own
             act = self._apply_gate if self.has_gate else self.act_fn
-            y = loop(x, ids, weights, *stacks, act, *biases)
+            batch = Routed(x, ids, weights, "", w13_bias=biases[0], w2_bias=biases[1])
+            y = loop(batch, *stacks, act)
         return y.view(hidden_states.shape)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):

@@ -138,10 +138,7 @@ def _experts(
         _fall_back(why)
     one_by_one = _masked if x.is_cuda and torch.cuda.is_current_stream_capturing() else loop
     act = partial(between, inner=down.shape[1], name=activation, limit=limit, alpha=alpha)
-    biases = (w13_bias, w2_bias)
-    return one_by_one(
-        x, topk_ids, topk_weights, up, down, act, *biases, expert_map, weights_on_input
-    )
+    return one_by_one(batch, up, down, act)
 
 
 @_experts.register_fake
@@ -189,24 +186,21 @@ def _require(
         raise RuntimeError(f"activation {activation!r} is of gate and up, and there is no gate")
 
 
-def loop(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w13: ExpertStack,
-    w2: ExpertStack,
-    act: Callable[[Tensor], Tensor],
-    w13_bias: Tensor | None = None,
-    w2_bias: Tensor | None = None,
-    expert_map: Tensor | None = None,
-    weights_on_input: bool = False,
-) -> Tensor:
+Act = Callable[[Tensor], Tensor]
+"""What comes between the projections, of gate and up side by side."""
+
+
+def loop(batch: Routed, w13: ExpertStack, w2: ExpertStack, act: Act) -> Tensor:
     """`multiply` without an op: an expert after the other, each on the rows of its tokens.
 
     Args:
-        act: What comes between the projections, of gate and up side by side.
+        batch: Whose activation, limit and alpha are not read: `act` knows them.
+        w13: Gate and up projection.
+        w2: Down projection.
+        act: Between them.
     """
-    ids = grouped.local_ids(topk_ids, expert_map, w13.experts).flatten()
+    x = batch.x
+    ids = grouped.local_ids(batch.ids, batch.expert_map, w13.experts).flatten()
     order = ids.argsort(stable=True)
     present, sizes = ids[order].unique_consecutive(return_counts=True)
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -214,34 +208,23 @@ def loop(
     for expert, own in zip(present.tolist(), slots, strict=True):
         if expert == w13.experts:  # of another process
             continue
-        token = own // topk_ids.shape[1]
-        weight = topk_weights.flatten()[own, None].float()
-        out = _one(x[token], weight, expert, w13, w2, act, w13_bias, w2_bias, weights_on_input)
-        y = y.index_add(0, token, out)
+        token = own // batch.ids.shape[1]
+        weight = batch.weights.flatten()[own, None].float()
+        y = y.index_add(0, token, _one(x[token], weight, expert, batch, w13, w2, act))
     return y.to(x.dtype)
 
 
-def _masked(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w13: ExpertStack,
-    w2: ExpertStack,
-    act: Callable[[Tensor], Tensor],
-    w13_bias: Tensor | None = None,
-    w2_bias: Tensor | None = None,
-    expert_map: Tensor | None = None,
-    weights_on_input: bool = False,
-) -> Tensor:
+def _masked(batch: Routed, w13: ExpertStack, w2: ExpertStack, act: Act) -> Tensor:
     """`loop` for a CUDA graph, which has to hold any routing: each expert on all tokens."""
-    ids = grouped.local_ids(topk_ids, expert_map, w13.experts)
+    x, by_slot = batch.x, batch.weights_on_input
+    ids = grouped.local_ids(batch.ids, batch.expert_map, w13.experts)
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(w13.experts):
-        for j in range(ids.shape[1] if weights_on_input else 1):
-            here = ids[:, j : j + 1] == expert if weights_on_input else ids == expert
-            own = topk_weights[:, j : j + 1] if weights_on_input else topk_weights
+        for j in range(ids.shape[1] if by_slot else 1):
+            here = ids[:, j : j + 1] == expert if by_slot else ids == expert
+            own = batch.weights[:, j : j + 1] if by_slot else batch.weights
             weight = (own.float() * here).sum(1, keepdim=True)
-            out = _one(x, weight, expert, w13, w2, act, w13_bias, w2_bias, weights_on_input)
+            out = _one(x, weight, expert, batch, w13, w2, act)
             y = torch.where(here.any(1, keepdim=True), y + out, y)
     return y.to(x.dtype)
 
@@ -250,16 +233,15 @@ def _one(
     x: Tensor,
     weight: Tensor,
     expert: int,
+    batch: Routed,
     w13: ExpertStack,
     w2: ExpertStack,
-    act: Callable[[Tensor], Tensor],
-    w13_bias: Tensor | None,
-    w2_bias: Tensor | None,
-    weights_on_input: bool,
+    act: Act,
 ) -> Tensor:
-    """What one expert adds to its tokens, float32 [tokens, hidden]; weight is [tokens, 1]."""
-    first, last = (None if bias is None else bias[expert] for bias in (w13_bias, w2_bias))
-    if not weights_on_input:
+    """What one expert adds to its tokens x, float32 [tokens, hidden]; weight is [tokens, 1]."""
+    biases = (batch.w13_bias, batch.w2_bias)
+    first, last = (None if bias is None else bias[expert] for bias in biases)
+    if not batch.weights_on_input:
         h = act(w13.linear(expert, x, first)).contiguous()
         return w2.linear(expert, h, last).float() * weight
     both = w13.linear(expert, x).float() * weight

@@ -158,14 +158,13 @@ def test_each_way_is_the_loop_over_experts(name, inner, monkeypatch):
         pair = 2 * (w13.dense_nbytes + w2.dense_nbytes) // EXPERTS
         monkeypatch.setattr(grouped, "SLAB_BYTES", pair)
         assert close(grouped.by_unpacking(batch, w13, w2), wanted)
-    rest = (batch.w13_bias, batch.w2_bias, batch.expert_map, batch.weights_on_input)
 
     def act(both):
         limits = (batch.activation, batch.limit, batch.alpha)
         return op.between(both, inner, *limits)
 
-    given = (batch.x, batch.ids, batch.weights, w13, w2, act, *rest)
-    assert close(op.loop(*given), wanted) and close(op._masked(*given), wanted)
+    for way in (op.loop, op._masked):
+        assert close(way(batch, w13, w2, act), wanted)
 
 
 def test_a_large_batch_runs_in_parts(monkeypatch):
