@@ -72,7 +72,7 @@ def fit(
         from flashsparse_plugin.fitting import (
             CHOICES,
             Recipe,
-            choose,
+            choose_by_bits,
             estimated_speed,
             measure_losses,
         )
@@ -100,16 +100,10 @@ def fit(
     method = Method.wanda.value
     measured = measure_losses(loaded, linears, batches, CHOICES, method, err.is_terminal)
     shapes = {name: shape_of(linears[name]) for name in measured}
-    weights = sum(rows * columns for rows, columns in shapes.values())
-    points = [[(each.nbytes, each.loss) for each in own] for own in measured.values()]
     try:
-        picked = choose(points, int(bits * weights / 8))
-    except ValueError:
-        least = 8 * sum(min(own)[0] for own in points) / weights
-        raise usage(f"{bits:g} is too few: {least:.2f} is the least there is", "--bits") from None
-    chosen = {
-        name: own[number] for (name, own), number in zip(measured.items(), picked, strict=True)
-    }
+        chosen = choose_by_bits(measured, shapes, bits)
+    except ValueError as error:
+        raise usage(str(error), "--bits") from None
     made = Recipe.of(model_name(source), method, chosen, shapes)
     made.write(recipe)
     speed = None if target is None else estimated_speed(chosen, shapes, target)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The best model of so many bits a weight: zeros, dense blocks and fewer bits, chosen by layer."""
 
+from .by_bits import choose_by_bits
 from .choices import CHOICES, Choice
-from .knapsack import choose
 from .losses import Measured, measure_losses
 from .recipe import LayerRecipe, Recipe
 from .speed import estimated_speed
@@ -13,7 +13,7 @@ __all__ = [
     "LayerRecipe",
     "Measured",
     "Recipe",
-    "choose",
+    "choose_by_bits",
     "estimated_speed",
     "measure_losses",
 ]

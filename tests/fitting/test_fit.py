@@ -15,7 +15,13 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import inspect_checkpoint
 from flashsparse_plugin.cli import app
 from flashsparse_plugin.dataflow.expected import Target
-from flashsparse_plugin.fitting import CHOICES, Recipe, choose, estimated_speed, measure_losses
+from flashsparse_plugin.fitting import (
+    CHOICES,
+    Recipe,
+    choose_by_bits,
+    estimated_speed,
+    measure_losses,
+)
 from flashsparse_plugin.pruning import prunable_linears
 
 TOKENS = torch.randint(3, VOCAB, (4, 24), generator=torch.Generator().manual_seed(0))
@@ -81,10 +87,7 @@ def test_what_keeps_more_loses_less(measured):
 @pytest.mark.parametrize("bits", [3.2, 4.5, 6.0, 16.0])
 def test_the_bits_are_met_and_more_lose_less(model, measured, bits):
     own = shapes(model, measured)
-    weights = sum(rows * columns for rows, columns in own.values())
-    points = [[(each.nbytes, each.loss) for each in every] for every in measured.values()]
-    picked = choose(points, int(bits * weights / 8))
-    chosen = {n: every[i] for (n, every), i in zip(measured.items(), picked, strict=True)}
+    chosen = choose_by_bits(measured, own, bits)
     recipe = Recipe.of("tiny", "wanda", chosen, own)
     assert min(bits, 12.5) - 0.6 < recipe.bits <= bits
     if bits == 16:

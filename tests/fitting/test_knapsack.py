@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashsparse_plugin.fitting import choose
-from flashsparse_plugin.fitting.knapsack import hull
+from flashsparse_plugin.fitting.knapsack import choose, hull
 
 POINTS = st.lists(
     st.tuples(st.integers(1, 40), st.floats(0, 1, allow_subnormal=False)), min_size=1, max_size=5
