@@ -41,6 +41,7 @@ from flashsparse_plugin.diagnostics import hardware
 from flashsparse_plugin.evaluation import perplexity
 from flashsparse_plugin.evaluation.speed import decode_rate
 from flashsparse_plugin.generation import Stream, describe, encode, generate
+from flashsparse_plugin.loading import fast_dtype
 from flashsparse_plugin.messages import one_line
 from flashsparse_plugin.pruning import LeastSquares, calibration_windows, prune
 
@@ -122,7 +123,9 @@ def make_packed(source: Path, settings: Settings, folder: Path, text: str, steps
     with steps(
         f"Prune {settings.sparsity:.0%} of every linear layer with {settings.method}"
     ) as say:
-        model = load(source, "auto")
+        opened = ModelDirectory(source)
+        dtype = fast_dtype(opened, "cpu")
+        model = load(source, dtype)
         windows = calibration_windows(
             AutoTokenizer.from_pretrained(source),
             text,
@@ -135,13 +138,14 @@ def make_packed(source: Path, settings: Settings, folder: Path, text: str, steps
             say(f"calibrated on {seen.numel():,} tokens of Shakespeare")
         report = prune(model, settings.method, settings.sparsity, calibration=seen, progress=False)
         say(f"{report.zeros:,} of {report.elements:,} weights are zero now")
-        opened = ModelDirectory(source)
         layers = [layer.name for layer in report.layers]
         write_pruned(StoredModel(opened), model, layers, folder / "pruned")
     with steps("Recover: fit what is kept to what the dense layers compute") as say:
-        pruned, dense = StoredModel(ModelDirectory(folder / "pruned")), load(source, "auto")
-        how = LeastSquares()
-        fits = write_recovered(pruned, model, opened, dense, windows, folder / "recovered", how)
+        pruned, dense = StoredModel(ModelDirectory(folder / "pruned")), load(source, dtype)
+        fits = write_recovered(
+            *(pruned, model, opened, dense, windows, folder / "recovered", LeastSquares()),
+            as_stored=True,
+        )
         say(f"{windows.numel():,} tokens of Shakespeare, layer by layer; nothing is trained")
         say(f"error of the layers' outputs: {fits.before:.1%} before, {fits.after:.1%} after")
     with steps("Pack") as say:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint.files.headers import CheckpointError
 from .checkpoint.read.directory import ModelDirectory, refuse_quantized
 from .checkpoint.read.linears import config_of, model_class
+from .diagnostics import hardware
 from .packed import FormatError
 
 if TYPE_CHECKING:
@@ -59,6 +61,28 @@ def load_model(
     if causal:
         _require_token_ids(model, path)
     return model.eval()
+
+
+def fast_dtype(directory: ModelDirectory, device: str) -> str:
+    """The dtype to load a dense model in that computes fastest.
+
+    Products of 16-bit numbers take an x86 CPU without instructions for them 2 to 3 times as long as
+    those of float32. A model that takes up half of the memory that is free stays as it is.
+
+    Args:
+        directory: Of the model.
+        device: "cpu" or "cuda".
+
+    Returns:
+        "float32", or "auto" for the dtype that is stored.
+    """
+    here = hardware()
+    if device != "cpu" or here["architecture"] != "x86_64":
+        return "auto"
+    if {"avx512_bf16", "avx512_fp16", "amx_bf16"} & {*here["instruction_sets"]}:
+        return "auto"
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return "float32" if 2 * directory.nbytes < free / 2 else "auto"
 
 
 def _require_token_ids(model: PreTrainedModel, path: Path) -> None:

@@ -239,6 +239,13 @@ def load_model(
     return loading.load_model(path, dtype.value, dense, device, causal)
 
 
+def fastest(dtype: Dtype, directory: ModelDirectory, device: str) -> Dtype:
+    """The dtype that was asked for, or instead of "auto" the one that computes fastest."""
+    from flashsparse_plugin.loading import fast_dtype
+
+    return Dtype(fast_dtype(directory, device)) if dtype is Dtype.auto else dtype
+
+
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """`flashsparse_plugin.loading.load_tokenizer`, imported when it is called."""
     from flashsparse_plugin import loading

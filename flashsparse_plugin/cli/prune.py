@@ -19,6 +19,7 @@ from .models import (
     Dtype,
     best_device,
     do_push,
+    fastest,
     load_model,
     load_tokenizer,
     may_push,
@@ -261,7 +262,8 @@ def prune(
         # A text wants a model that runs; to look at weights any model will do.
         runs = calibration is not None or permute
         device = best_device() if calibration is not None else "cpu"
-        loaded = load_model(directory, dtype, dense=True, device=device, causal=runs)
+        computed = fastest(dtype, directory, device) if runs else dtype
+        loaded = load_model(directory, computed, dense=True, device=device, causal=runs)
         stored = StoredModel(directory)
         windows = None
         if calibration is not None:

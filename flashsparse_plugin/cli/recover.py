@@ -21,6 +21,7 @@ from .models import (
     Dtype,
     best_device,
     do_push,
+    fastest,
     load_model,
     load_tokenizer,
     may_push,
@@ -129,7 +130,8 @@ def recover(
         windows = calibration_windows(load_tokenizer(source), text, samples, length, seed)
         device = best_device()
         opened = [ModelDirectory(path) for path in (source, original)]
-        models = [load_model(each, dtype, dense=True, device=device) for each in opened]
+        computed = fastest(dtype, opened[0], device)
+        models = [load_model(each, computed, dense=True, device=device) for each in opened]
         stored = StoredModel(opened[0])
     if note := few_tokens(models[0], windows):
         err.print(Text.assemble(("Note: ", "yellow"), note))
@@ -151,6 +153,7 @@ def recover(
             overwrite,
             on_progress,
             card,
+            as_stored=dtype is Dtype.auto,
         )
     for warning in report.warnings:
         err.print(Text.assemble(("Note: ", "yellow"), warning))

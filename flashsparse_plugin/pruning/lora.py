@@ -6,7 +6,7 @@ into W brings no zero back (Hu et al., "LoRA", 2021, arXiv 2106.09685; with the 
 "SQFT", 2024, arXiv 2410.03750). The loss is the divergence from the dense model's distribution of
 the next token (Hinton et al., 2015, arXiv 1503.02531), which no label can be wrong about.
 
-The sum is rounded to the dtype of the model in each forward pass: what is trained is what will be
+The sum is rounded to the dtype that is stored in each forward pass: what is trained is what will be
 stored. The models themselves are not changed before the end.
 """
 
@@ -71,22 +71,27 @@ class _Linear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, up: Tensor, down: Tensor, stored: torch.dtype
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, up, down)
-        return x @ _updated(weight, up, down).T
+        ctx.stored = stored
+        return x @ _updated(weight, up, down, stored).T
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
         x, weight, up, down = ctx.saved_tensors
         (gradient,) = gradients
         own = gradient.flatten(0, -2).T @ x.flatten(0, -2)
         own = own.masked_fill_(weight == 0, 0).to(up.dtype)
-        return gradient @ _updated(weight, up, down), None, own @ down.T, up.T @ own
+        updated = _updated(weight, up, down, ctx.stored)
+        return gradient @ updated, None, own @ down.T, up.T @ own, None
 
 
-def _updated(weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """weight + up @ down at the elements of the weight that are not zero, in the weight's dtype."""
-    return (up @ down).add_(weight).to(weight.dtype).masked_fill_(weight == 0, 0)
+def _updated(weight: Tensor, up: Tensor, down: Tensor, stored: torch.dtype) -> Tensor:
+    """weight + up @ down at the elements of the weight that are not zero, rounded to a dtype."""
+    updated = (up @ down).add_(weight).to(stored).to(weight.dtype)
+    return updated.masked_fill_(weight == 0, 0)
 
 
 class Training:
@@ -98,6 +103,7 @@ class Training:
         names: The linear layers to update.
         calibration: Token ids, int64 [samples, length].
         method: How to train.
+        stored: The dtype that the weights will be stored in; None: that of the pruned model.
 
     Attributes:
         step: Steps that are done.
@@ -115,8 +121,9 @@ class Training:
         names: list[str],
         calibration: Tensor,
         method: LoRA,
+        stored: torch.dtype | None = None,
     ) -> None:
-        self.pruned, self.dense, self.method = pruned, dense, method
+        self.pruned, self.dense, self.method, self.stored = pruned, dense, method, stored
         self.windows = torch.cat(calibration_batches(pruned, calibration, len(calibration)))
         calibration_batches(dense, calibration, len(calibration))
         linears = linear_modules(pruned)
@@ -188,7 +195,7 @@ class Training:
         if not after < self.before:
             return self.before, self.before
         for name, weight in self.weights.items():
-            weight.copy_(_updated(weight, *self._update_of(name)))
+            weight.copy_(_updated(weight, *self._update_of(name), self.stored or weight.dtype))
         return self.before, after
 
     def state(self) -> dict[str, Tensor]:
@@ -242,7 +249,9 @@ class Training:
         """The layers multiply by their updated weights for a while."""
 
         def forward(linear: nn.Module, name: str, x: Tensor) -> Tensor:
-            product = _Linear.apply(x, self.weights[name], *self._update_of(name))
+            weight = self.weights[name]
+            stored = self.stored or weight.dtype
+            product = _Linear.apply(x, weight, *self._update_of(name), stored)
             assert isinstance(product, Tensor)
             bias = bias_of(linear)
             return product if bias is None else product + bias

@@ -23,7 +23,6 @@ from ..checkpoint.hub.fetching import directory_of
 from ..checkpoint.read.directory import ModelDirectory, refuse_quantized
 from ..checkpoint.write.room import disk_errors, require_room
 from ..checkpoint.write.staging import identity
-from ..loading import load_model
 from ..names import LM_HEAD
 from ..pruning import LoRA
 from .rule import rule_of
@@ -121,7 +120,8 @@ def sparsify_checkpoint(
                 on_progress=on_progress,
                 name=name,
             )
-        run.made.perplexity |= run.judged("packed", lambda: load_model(out, device=device))
+        packed = ModelDirectory(out)
+        run.made.perplexity |= run.judged("packed", lambda: run.load(packed, dense=False))
         shutil.rmtree(run.work.path)
     run.made.notes += run.made.packed.warnings
     return run.made

@@ -19,7 +19,7 @@ from ..checkpoint.read.directory import ModelDirectory
 from ..checkpoint.read.linears import StoredModel
 from ..checkpoint.write.report import ConversionReport
 from ..evaluation import perplexity
-from ..loading import load_model, load_tokenizer
+from ..loading import fast_dtype, load_model, load_tokenizer
 from ..pruning import LeastSquares, LoRA, PruneReport, calibration_windows, few_tokens, prune
 from ..pruning.estimate import Estimate, busy, duration, estimate_seconds
 from ..text import token_stream
@@ -106,9 +106,11 @@ class Run:
                 f"the calibration for that, has {tokens} tokens of at least {_FEWEST}"
             )
         self.work = Work(out, job)
+        self.dtype = fast_dtype(directory, device)
 
-    def load(self, directory: ModelDirectory) -> PreTrainedModel:
-        return load_model(directory, dense=True, device=self.device)
+    def load(self, directory: ModelDirectory, dense: bool = True) -> PreTrainedModel:
+        """Loads a model to compute with; weights are stored in their own dtype all the same."""
+        return load_model(directory, self.dtype, dense, self.device)
 
     def measure_dense(self, training: LoRA | None) -> None:
         """Judges the dense model, and says how long the rest will take."""
@@ -152,7 +154,7 @@ class Run:
 
     def recover(self, training: LoRA) -> None:
         """Fits the layers one by one, and then trains them together."""
-        models: tuple[PreTrainedModel, PreTrainedModel] | None = None
+        dense: PreTrainedModel | None = None
         how: Mapping[str, LeastSquares | LoRA] = {"fitted": LeastSquares(), "recovered": training}
         for name, method in how.items():
             last = self.work.last()
@@ -160,9 +162,9 @@ class Run:
             if STAGES.index(last) >= STAGES.index(name):
                 continue
             stored = StoredModel(ModelDirectory(self.work.path / last))
-            if models is None:
-                models = self.load(stored.directory), self.load(self.directory)
-            self._recover(name, method, stored, *models)
+            dense = dense or self.load(self.directory)
+            # From the file, where weights are rounded, as a run that goes on has them.
+            self._recover(name, method, stored, self.load(stored.directory), dense)
             shutil.rmtree(self.work.path / last)
         directory = ModelDirectory(self.work.path / "recovered")
         self.made.perplexity |= self.judged("recovered", lambda: self.load(directory))
@@ -188,6 +190,7 @@ class Run:
                 self.windows,
                 self.work.path / name,
                 method,
+                as_stored=True,
                 on_progress=on_progress,
                 write_card=card,
             )

@@ -180,15 +180,15 @@ def test_a_part_that_lost_a_zero_is_refused(
 ):
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
-        recover(pruned_dir, model_dir, tmp_path / "out", text_file)
+        recover(pruned_dir, model_dir, tmp_path / "out", text_file, "--dtype", "float32")
     from safetensors.torch import load_file
 
-    from flashsparse_plugin.cli.models import load_model
+    from flashsparse_plugin.loading import load_model
     from flashsparse_plugin.modules import linear_modules
 
     part = tmp_path / "out.partial" / "part-00001.safetensors"
     group = sorted(set(load_file(part)) - {"errors"})
-    model = load_model(pruned_dir)
+    model = load_model(pruned_dir, "float32")
 
     class Stage:
         finished = ()

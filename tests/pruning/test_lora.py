@@ -41,7 +41,7 @@ def test_a_product_and_its_gradients_are_those_of_the_masked_sum():
     weight[torch.rand(5, 8, generator=generator) < 0.5] = 0
     found, expected = [], []
     for forward, results in (
-        (lambda x, u, d: _Linear.apply(x, weight, u, d), found),
+        (lambda x, u, d: _Linear.apply(x, weight, u, d, torch.float64), found),
         (lambda x, u, d: x @ (weight + (u @ d) * (weight != 0)).T, expected),
     ):
         given = [each.clone().requires_grad_() for each in (x, up, down)]
@@ -75,6 +75,22 @@ def test_the_model_comes_closer_and_zeros_stay(family, dtype):
     # What was measured is what is stored.
     again = Training(pruned, dense, [*prunable_linears(pruned)], TOKENS, METHOD)
     assert again.divergence() == pytest.approx(fit.after, rel=1e-5)
+
+
+def test_weights_are_trained_as_they_are_stored():
+    """In float32, for a checkpoint in bfloat16: no rounding is left for its file."""
+    pruned, dense = pair_of()
+    pruned.bfloat16().float()
+    names = [*prunable_linears(pruned)]
+    training = Training(pruned, dense, names, TOKENS, METHOD, torch.bfloat16)
+    for _ in training.run():
+        pass
+    before, after = training.merge_()
+    again = Training(pruned, dense, names, TOKENS, METHOD)
+    assert after < before and again.divergence() == pytest.approx(after, rel=1e-5)
+    for name, layer in prunable_linears(pruned).items():
+        weight = layer.weight.detach()
+        assert torch.equal(weight, weight.bfloat16().float()), name
 
 
 def test_a_training_goes_on_from_its_state():

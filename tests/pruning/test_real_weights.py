@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flashsparse_plugin.evaluation import perplexity
+from flashsparse_plugin.loading import load_model, load_tokenizer
 from flashsparse_plugin.pruning import calibration_windows, prune
 
 
@@ -30,3 +31,10 @@ def test_perplexities_are_in_the_order_of_the_methods(smollm2_dir, shakespeare):
     assert 1.2 * dense < wanda < 3 * dense
     assert 2 * wanda < magnitude
     assert 100 * magnitude < too_much
+
+
+def test_the_small_story_model_reads_a_book(stories15m_dir, book):
+    """Its weights and its tokenizer are put together by demo/stories15m.py, from other files."""
+    model, tokenizer = load_model(stories15m_dir), load_tokenizer(stories15m_dir)
+    found = perplexity(model, tokenizer, book.read_text(), context=256, max_tokens=1024)
+    assert 150 < found < 250  # a wrong order of weights or tokens gives thousands

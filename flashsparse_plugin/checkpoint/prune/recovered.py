@@ -89,6 +89,7 @@ def write_recovered(
     overwrite: bool = False,
     on_progress: Callable[[int, int, str], None] = lambda *_: None,
     write_card: Callable[[Path, RecoveryReport], None] | None = None,
+    as_stored: bool = False,
 ) -> RecoveryReport:
     """Recovers a pruned model and writes it; see `pruning.recovery.recover_`.
 
@@ -104,6 +105,8 @@ def write_recovered(
         on_progress: Called with the decoder layers or steps that are done, their number and what
             is done.
         write_card: Writes the model card to a path; None keeps that of the pruned model.
+        as_stored: Write the dtype of the pruned checkpoint, in whichever one the models compute;
+            else that of `pruned`.
 
     Raises:
         CheckpointError: If `out` must not be written, or its disk is full.
@@ -128,9 +131,10 @@ def write_recovered(
         "calibration": [*calibration.shape, tokens],
         "settings": [type(method).__name__, asdict(method), str(pruned.dtype)],
     }
-    training = None
+    training, own = None, _stored_dtype(stored, weights)
+    chosen = None if as_stored or pruned.dtype == own else pruned.dtype
     if isinstance(method, LoRA):
-        training = Training(pruned, dense, report.names, calibration, method)
+        training = Training(pruned, dense, report.names, calibration, method, chosen or own)
     require_room(out, stored.directory.nbytes)
     staging = Staging(out, job, overwrite, latest_only=training is not None)
     remedy = ". Make room: the same command goes on where it stopped"
@@ -149,7 +153,6 @@ def write_recovered(
             report.resumed = parts.resumed
         if write_card is not None:
             write_card(staging.path / CARD, report)
-        chosen = pruned.dtype if pruned.dtype != _stored_dtype(stored, weights) else None
         report.warnings += write_model(
             staging.path, stored.directory, weights, chosen, updated=True
         )
