@@ -166,7 +166,7 @@ def named(row: dict[str, Any]) -> str:
     """What a line is of; ours are bold."""
     if row["kind"] != "ours":
         return str(row["method"])
-    values = "" if row["values"] == "16 bits" else f", {row['values']}"
+    values = "" if row["values"] in ("16 bits", "by layer") else f", {row['values']}"
     return f"**{rule_of(row)}{values}**"
 
 
@@ -182,7 +182,8 @@ def quality_values(result: Result) -> str:
     present = {row["values"] for row in rows if row["kind"] == "ours"}
     kinds = [kind for kind in KINDS if kind in present]
     cells = []
-    for rule in dict.fromkeys(row["rule"] for row in rows if row["kind"] == "ours"):
+    typed = [row["rule"] for row in rows if row["values"] in kinds and row["kind"] == "ours"]
+    for rule in dict.fromkeys(typed):
         own = {row["values"]: row for row in rows if row["rule"] == rule}
         shown = {
             kind: f"{perplexity(row['perplexity'])} ({row['bits']:.2f})"

@@ -14,31 +14,46 @@ text. What people could take instead is beside it: fp8, int8 and int4 of the den
 two by torch and torchao (the extra `eval`). Results are saved after each line, and a run goes on
 with those that are missing, unless it is told to start --anew. Nothing is retrained but by the
 rules that end in "LoRA", which recover what was pruned as `flashsparse recover --method lora` does.
-Speed is not measured here.
+The rules "fit" have so many bits a weight, by the recipe that `flashsparse fit` makes. Speed is not
+measured here.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import _measure
 import _results
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flashsparse_plugin.evaluation import Effort, Method, chart, measure, parse_method, sizes
 from flashsparse_plugin.evaluation.methods import Packed
-from flashsparse_plugin.pruning import LoRA, calibration_windows, prune, recover_
+from flashsparse_plugin.fitting import CHOICES, Measured, Recipe, choose_by_bits, measure_losses
+from flashsparse_plugin.modules import shape_of
+from flashsparse_plugin.names import DENSE
+from flashsparse_plugin.pruning import (
+    LoRA,
+    calibration_windows,
+    prunable_linears,
+    prune,
+    recover_,
+)
+from flashsparse_plugin.pruning.calibration import calibration_batches
 
 HELD_OUT = 0.1  # of the text, from its end
 CACHE = Path(__file__).parents[1] / "build" / "cache"  # of `make demo`
 CODES = (":values=fp8_e4m3", ":values=int8", ":values=int4:group={group}")
 BOTH_SIDES = tuple(f":values={each}:activations={each}" for each in ("fp8_e4m3", "int8"))
+
+MOST_POINTS = 24  # of a picture
 
 Row = dict[str, Any]
 
@@ -52,12 +67,14 @@ class Rule:
         prune: Arguments of `prune`; none for the dense model.
         methods: As `flashsparse eval --with` takes them; "" is the model as it is.
         recovery: How what is kept is trained; None for not at all.
+        bits: A weight, of a recipe that says how layers are pruned and packed.
     """
 
     title: str
-    prune: Mapping[str, Any]
-    methods: tuple[str, ...]
+    prune: Mapping[str, Any] = field(default_factory=dict)
+    methods: tuple[str, ...] = ()
     recovery: LoRA | None = None
+    bits: float | None = None
 
     def recovered(self) -> Rule:
         """The same, and trained."""
@@ -81,6 +98,32 @@ def anywhere(sparsity: float) -> Rule:
     """Zeros without a pattern."""
     methods = ("tiled_bitmap", "tiled_bitmap:values=int8")
     return Rule(f"{100 * sparsity:g}% zeros", {"sparsity": sparsity}, methods)
+
+
+def fit(bits: float) -> Rule:
+    """Zeros and values by layer."""
+    return Rule(f"fit, {bits:g} bits", bits=bits)
+
+
+@dataclass(frozen=True)
+class ByRecipe:
+    """Packs each layer as a recipe says."""
+
+    bits: float
+    recipe: Recipe | None = None
+    dtype = None
+    is_timed = True
+    title = "recipe"
+
+    def require(self, device: str) -> None:
+        """Formats run everywhere."""
+
+    def apply(self, model: nn.Module, names: Iterable[str]) -> None:
+        assert self.recipe is not None
+        for name in names:
+            own = self.recipe.formats[name]
+            if own["format"] != DENSE:
+                Packed(own["format"], own["options"]).apply(model, [name])
 
 
 RIVALS = (
@@ -107,8 +150,14 @@ RULES = (
     anywhere(0.625),
     anywhere(0.75),
     pattern(2, 4, values=CODES).recovered(),
+    hybrid(0.125).recovered(),
     hybrid(0.25).recovered(),
+    hybrid(0.5).recovered(),
     Rule("50% zeros", {"sparsity": 0.5}, ("tiled_bitmap",)).recovered(),
+    fit(4),
+    fit(5),
+    fit(6),
+    fit(4).recovered(),
 )
 
 
@@ -124,6 +173,14 @@ def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator
     def load(dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype).eval()
 
+    @functools.cache
+    def losses() -> tuple[dict[str, list[Measured]], dict[str, tuple[int, int]]]:
+        model = load(torch.bfloat16)
+        linears = prunable_linears(model)
+        batches = calibration_batches(model, windows, 8)
+        measured = measure_losses(model, linears, batches, CHOICES, arguments.method, True)
+        return measured, {name: shape_of(linears[name]) for name in measured}
+
     for rule in RULES:
         every = methods_of(rule, arguments.group)
         if arguments.tasks:  # which take long, and codes hardly change them
@@ -132,9 +189,16 @@ def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator
         if not wanted or rule.title not in (arguments.rules or [rule.title]):
             continue
         kept: dict[str, torch.Tensor] = {}
-        if rule.prune:
+        how = rule.prune
+        if rule.bits is not None:
+            measured, shapes = losses()
+            chosen = choose_by_bits(measured, shapes, rule.bits)
+            recipe = Recipe.of(arguments.model.name, arguments.method, chosen, shapes)
+            wanted = [(ByRecipe(rule.bits, recipe), text) for _, text in wanted]
+            how = {"rules": recipe.rules} if recipe.rules else {}
+        if how:
             model = load(torch.bfloat16)
-            prune(model, arguments.method, progress=False, **given, **rule.prune)
+            prune(model, arguments.method, progress=False, **given, **how)
             if rule.recovery is not None:
                 recover_(model, load(torch.bfloat16), windows, rule.recovery)
             kept = model.state_dict()
@@ -166,6 +230,8 @@ def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator
 
 def methods_of(rule: Rule, group: int) -> list[tuple[Method | None, str]]:
     """What to make of a rule's model, and how `flashsparse eval --with` calls that."""
+    if rule.bits is not None:
+        return [(ByRecipe(rule.bits), "recipe")]
     texts = [each.format(group=group) for each in rule.methods]
     return [(parse_method(each) if each else None, each) for each in texts]
 
@@ -175,7 +241,7 @@ def title_of(method: Method | None) -> str:
 
 
 def kind_of(method: Method) -> str:
-    return "ours" if isinstance(method, Packed) else "rival"
+    return "ours" if isinstance(method, Packed | ByRecipe) else "rival"
 
 
 def values_of(method: str) -> str:
@@ -183,21 +249,27 @@ def values_of(method: str) -> str:
     for name in ("fp8", "int8", "int4"):
         if name in method:
             return f"{name} x {name}" if "activations" in method else name
-    return "16 bits"
+    return "by layer" if method == "recipe" else "16 bits"
 
 
 def draw(target: Path) -> None:
-    """The lines of a result that are within five times of the best perplexity, as a picture."""
+    """The lines of a result that are near the best perplexity, as many as labels have room for."""
     found = _results.read(target)
     about = found["about"]
-    rows = [row for row in found["rows"] if " x " not in row["values"]]  # which take no other bytes
+    # fp8 has the bytes of int8, with activations in 8 bits or not, and nearly its perplexity.
+    ours = [row for row in found["rows"] if row["kind"] == "ours"]
+    alike = [row for row in ours if "fp8" in row["values"] or " x " in row["values"]]
+    rows = [row for row in found["rows"] if row not in alike]
     best = min(row["perplexity"] for row in rows)
-    near = [row for row in rows if row["perplexity"] <= 5 * best]
+    for times in (5, 2, 1.5, 1.25):
+        near = [row for row in rows if row["perplexity"] <= times * best]
+        if len(near) <= MOST_POINTS:
+            break
     points = [
         chart.Point(label_of(row), row["bits"], row["perplexity"], row["kind"]) for row in near
     ]
     trained = " but with LoRA" if any("LoRA" in row["rule"] for row in near) else ""
-    left = f"; {len(rows) - len(near)} lines beyond five times the best are left out"
+    left = f"; {len(rows) - len(near)} lines beyond {times:g} times the best are left out"
     chart.draw(
         points,
         f"{about['model']}, {about['text']}, {about['method']}, nothing retrained{trained}"
@@ -210,7 +282,7 @@ def draw(target: Path) -> None:
 def label_of(row: Row) -> str:
     if row["kind"] != "ours":
         return str(row["method"])
-    values = "" if row["values"] == "16 bits" else f", {row['values']}"
+    values = "" if row["values"] in ("16 bits", "by layer") else f", {row['values']}"
     return f"{row['rule']}{values}"
 
 

@@ -97,7 +97,11 @@ def check(device: torch.device) -> None:
         low_x, low, low_out = (each.to(dtype) for each in (x, weight, out))
         exact = low.double()
         found = results(
-            lambda x, up, down, w=low: _Linear.apply(x, w, up, down), low_out, low_x, up, down
+            lambda x, up, down, w=low: _Linear.apply(x, w, up, down, w.dtype),
+            low_out,
+            low_x,
+            up,
+            down,
         )
         wanted = results(
             lambda x, up, down, w=exact: x @ (w + (up @ down) * (w != 0)).T,
