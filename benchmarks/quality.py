@@ -52,7 +52,6 @@ HELD_OUT = 0.1  # of the text, from its end
 CACHE = Path(__file__).parents[1] / "build" / "cache"  # of `make demo`
 CODES = (":values=fp8_e4m3", ":values=int8", ":values=int4:group={group}")
 BOTH_SIDES = tuple(f":values={each}:activations={each}" for each in ("fp8_e4m3", "int8"))
-
 MOST_POINTS = 24  # of a picture
 
 Row = dict[str, Any]
@@ -109,8 +108,7 @@ def fit(bits: float) -> Rule:
 class ByRecipe:
     """Packs each layer as a recipe says."""
 
-    bits: float
-    recipe: Recipe | None = None
+    recipe: Recipe | None = None  # which is made when it is wanted
     dtype = None
     is_timed = True
     title = "recipe"
@@ -194,7 +192,7 @@ def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator
             measured, shapes = losses()
             chosen = choose_by_bits(measured, shapes, rule.bits)
             recipe = Recipe.of(arguments.model.name, arguments.method, chosen, shapes)
-            wanted = [(ByRecipe(rule.bits, recipe), text) for _, text in wanted]
+            wanted = [(ByRecipe(recipe), text) for _, text in wanted]
             how = {"rules": recipe.rules} if recipe.rules else {}
         if how:
             model = load(torch.bfloat16)
@@ -231,7 +229,7 @@ def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator
 def methods_of(rule: Rule, group: int) -> list[tuple[Method | None, str]]:
     """What to make of a rule's model, and how `flashsparse eval --with` calls that."""
     if rule.bits is not None:
-        return [(ByRecipe(rule.bits), "recipe")]
+        return [(ByRecipe(), "recipe")]
     texts = [each.format(group=group) for each in rule.methods]
     return [(parse_method(each) if each else None, each) for each in texts]
 
