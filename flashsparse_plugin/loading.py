@@ -76,10 +76,11 @@ def fast_dtype(directory: ModelDirectory, device: str) -> str:
     Returns:
         "float32", or "auto" for the dtype that is stored.
     """
-    here = hardware()
-    if device != "cpu" or here["architecture"] != "x86_64":
+    if device != "cpu":
         return "auto"
-    if {"avx512_bf16", "avx512_fp16", "amx_bf16"} & {*here["instruction_sets"]}:
+    here = hardware()
+    native = {"avx512_bf16", "avx512_fp16", "amx_bf16"} & {*here["instruction_sets"]}
+    if native or here["architecture"] != "x86_64":
         return "auto"
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return "float32" if 2 * directory.nbytes < free / 2 else "auto"

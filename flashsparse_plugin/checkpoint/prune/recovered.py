@@ -125,14 +125,15 @@ def write_recovered(
             "recovery keeps what is done: rename them, and in the index too"
         )
     tokens = hashlib.sha256(calibration.contiguous().numpy().tobytes()).hexdigest()
+    own = _stored_dtype(stored, weights)
+    chosen = None if as_stored or pruned.dtype == own else pruned.dtype
     job = {
         "recover": identity(stored.directory),
         "dense": identity(dense_directory),
         "calibration": [*calibration.shape, tokens],
-        "settings": [type(method).__name__, asdict(method), str(pruned.dtype)],
+        "settings": [type(method).__name__, asdict(method), str(pruned.dtype), str(chosen or own)],
     }
-    training, own = None, _stored_dtype(stored, weights)
-    chosen = None if as_stored or pruned.dtype == own else pruned.dtype
+    training = None
     if isinstance(method, LoRA):
         training = Training(pruned, dense, report.names, calibration, method, chosen or own)
     require_room(out, stored.directory.nbytes)
