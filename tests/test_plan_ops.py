@@ -79,6 +79,22 @@ def test_a_slower_gpu_takes_longer(kernel):
     assert 1.3 * own < other < 5 * own
 
 
+@pytest.mark.parametrize("kernel", PRODUCTS)
+def test_each_gpu_has_a_plan_of_its_own(kernel):
+    """Plans are cached, candidates are not; GPUs may differ in the speed of their memory alone."""
+    product = PRODUCTS[kernel]
+    slower = replace(H200, memory=H200.memory / 8, bus=H200.bus / 8, l2=H200.l2 / 8)
+    for gpu in (slower, *GPUS, slower):
+        try:
+            found = plan.candidates(kernel, product, gpu)
+        except RuntimeError:  # the GPU has none of its kernels
+            continue
+        if found:
+            own = plan.plan(kernel, product, gpu)
+            alike = [each.seconds for each in found if each.numbers[0] == own.numbers[0]]
+            assert own.seconds == min(alike)
+
+
 def test_several_launches_take_as_long_as_each():
     """Of int8 with 32 tokens at most: three times the bytes."""
     one, three = (Product((28672, 8192), tokens, 130 << 20, "int8") for tokens in (32, 96))

@@ -101,6 +101,23 @@ struct Fit {
   }
 };
 
+// Of a GPU, for a cost that has its memory in it: a slower clock does not slow that down, but Fit
+// scales all of a cost by the clock.
+inline Gpu as_costed(const Gpu& gpu) {
+  Gpu other = gpu;
+  other.bus *= kGpus[0].gpu.clock / gpu.clock;
+  other.memory *= kGpus[0].gpu.clock / gpu.clock;
+  return other;
+}
+
+// The launch for a GPU and its cost, of such a cost; price(gpu) searches.
+template <class Price>
+auto priced_as_costed(const Gpu& gpu, const Price& price) {
+  auto found = price(gpu);
+  found.cost = price(as_costed(gpu)).cost;
+  return found;
+}
+
 // The launch of a product whose launches take up to `most` tokens. For some tokens fit(tokens) is
 // the fit, and price(tokens) the launch and its cost.
 template <class FitOf, class Price>

@@ -50,8 +50,11 @@ Fit fit(int64_t) { return {7.0, 0, 1.0}; }
 template <bool gated>
 Launch plan(const Product& product, const Gpu& gpu) {
   const ExpertsProduct own = product_of(product, gated);
-  return planned(of_active(product), gpu, product.tokens, fit,
-                 [&](int64_t) { return sparse_24::price_experts(own, shape_of(own, gpu), gpu); });
+  const int shape = shape_of(own, gpu);
+  return planned(of_active(product), gpu, product.tokens, fit, [&](int64_t) {
+    return priced_as_costed(
+        gpu, [&](const Gpu& costed) { return sparse_24::price_experts(own, shape, costed); });
+  });
 }
 
 template <bool gated>
@@ -60,7 +63,7 @@ std::vector<Launch> list(const Product& product, const Gpu& gpu) {
   return compared(of_active(product), gpu, product.tokens, fit, [&](int64_t) {
     std::vector<Priced<sparse_24::ExpertsPlan>> all;
     for (int shape = 0; shape < sparse_24::kExpertsShapeCount; ++shape) {
-      const auto found = sparse_24::list_experts(own, shape, gpu);
+      const auto found = sparse_24::list_experts(own, shape, as_costed(gpu));
       all.insert(all.end(), found.begin(), found.end());
     }
     return all;

@@ -40,22 +40,13 @@ auto few_fit(const Product& product) {
   };
 }
 
-// The cost of few tokens has the GPU's memory in it, which a slower clock does not slow down: Fit
-// scales all of a cost by the clock.
-Gpu as_costed(const Gpu& gpu) {
-  Gpu other = gpu;
-  other.bus *= kGpus[0].gpu.clock / gpu.clock;
-  return other;
-}
-
 Launch plan_few(const Product& product, const Gpu& gpu) {
   return planned(
       product, gpu, tiled_bitmap::max_tokens(gpu), few_fit(product), [&](int64_t tokens) {
-        const auto price = [&](const Gpu& own) {
+        return priced_as_costed(gpu, [&](const Gpu& own) {
           return tiled_bitmap::price_linear(product.rows, product.cols, lines_of(product), tokens,
                                             own, operands_of(product));
-        };
-        return Priced<LinearPlan>{price(gpu).launch, price(as_costed(gpu)).cost};
+        });
       });
 }
 

@@ -49,9 +49,8 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, i
 
 Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                                 int unit_slots) {
-  const std::array<int64_t, 6> key{rows,      cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
-                                   unit_slots};
-  return remembered(key, [&] {
+  const std::array<int64_t, 4> key{rows, cols, tokens, unit_slots};
+  return remembered(key, gpu, [&] {
     return cheapest<LinearPlan>(
         [&](const auto& body) { for_each_plan(rows, cols, tokens, gpu, unit_slots, body); });
   });

@@ -133,14 +133,13 @@ void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tok
 
 Priced<Plan> price_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                           const Gpu& gpu) {
-  const std::array<int64_t, 7> key{rows,
+  const std::array<int64_t, 6> key{rows,
                                    cols,
                                    choose_shape(tokens, layout),
+                                   layout.group_units,
                                    layout.panel_columns,
-                                   layout.panel_steps,
-                                   gpu.multiprocessors,
-                                   gpu.shared_bytes};
-  return remembered(key, [&] {
+                                   layout.panel_steps};
+  return remembered(key, gpu, [&] {
     return cheapest<Plan>(
         [&](const auto& body) { for_each_plan(layout, rows, cols, tokens, gpu, body); });
   });

@@ -174,18 +174,15 @@ bool tiles_fit(const Layout& layout, const Gpu& gpu) {
 Priced<TilesPlan> price_tiles(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                               const Gpu& gpu) {
   const int64_t most = tokens_of_plan(tokens);
-  const std::array<int64_t, 11> key{rows,
-                                    cols,
-                                    most,
-                                    layout.unit_rows,
-                                    layout.group_units,
-                                    layout.panel_columns,
-                                    layout.panel_steps,
-                                    bits_of(layout.value_type),
-                                    gpu.multiprocessors,
-                                    gpu.shared_bytes,
-                                    gpu.has_clusters()};
-  return remembered(key, [&] {
+  const std::array<int64_t, 8> key{rows,
+                                   cols,
+                                   most,
+                                   layout.unit_rows,
+                                   layout.group_units,
+                                   layout.panel_columns,
+                                   layout.panel_steps,
+                                   bits_of(layout.value_type)};
+  return remembered(key, gpu, [&] {
     return cheapest<TilesPlan>(
         [&](const auto& body) { for_each_plan(layout, rows, cols, most, gpu, body); },
         {-1, 0, 0, 0, 0, 0, 0});

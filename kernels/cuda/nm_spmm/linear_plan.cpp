@@ -119,17 +119,9 @@ void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tok
 
 Priced<Plan> price_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                           const Gpu& gpu) {
-  const std::array<int64_t, 10> key{rows,
-                                    cols,
-                                    tokens,
-                                    layout.vector_length,
-                                    layout.columns,
-                                    layout.entries,
-                                    layout.capacity,
-                                    gpu.multiprocessors,
-                                    gpu.shared_bytes,
-                                    gpu.fma_units()};
-  return remembered(key, [&] {
+  const std::array<int64_t, 7> key{
+      rows, cols, tokens, layout.vector_length, layout.columns, layout.entries, layout.capacity};
+  return remembered(key, gpu, [&] {
     return cheapest<Plan>(
         [&](const auto& body) { for_each_plan(layout, rows, cols, tokens, gpu, body); }, {-1, 1});
   });

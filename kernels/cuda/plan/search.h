@@ -9,7 +9,10 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
+
+#include "cuda/shared/gpu.h"
 
 namespace flashsparse {
 
@@ -37,12 +40,16 @@ std::vector<Priced<Launch>> listed(const ForEach& for_each) {
   return all;
 }
 
-// find(), called once per key, since a search takes longer than a launch. Each call site has a
-// cache of its own, since the type of its `find` is unique.
+// find(), called once per product and GPU, since a search takes longer than a launch. Each call
+// site has a cache of its own, since the type of its `find` is unique. `product` is all that find()
+// reads beside the GPU, whose rates count, too: two GPUs may differ in nothing else.
 template <std::size_t kNumbers, class Find>
-auto remembered(const std::array<int64_t, kNumbers>& key, const Find& find) {
+auto remembered(const std::array<int64_t, kNumbers>& product, const Gpu& gpu, const Find& find) {
   static std::mutex mutex;
-  static std::map<std::array<int64_t, kNumbers>, decltype(find())> known;
+  static std::map<std::pair<std::array<int64_t, kNumbers>, decltype(gpu.members())>,
+                  decltype(find())>
+      known;
+  const std::pair key{product, gpu.members()};
   const std::lock_guard<std::mutex> lock(mutex);
   const auto place = known.find(key);
   return place != known.end() ? place->second : known.emplace(key, find()).first->second;

@@ -3,6 +3,7 @@
 // whose rates are known is one row of kGpus.
 #pragma once
 #include <cstdint>
+#include <tuple>
 
 namespace flashsparse {
 
@@ -32,6 +33,12 @@ struct Gpu {
   constexpr int64_t blocks_by_shared(int64_t bytes) const {
     constexpr int64_t kReserved = 1024;
     return (shared_bytes + kReserved) / (bytes + kReserved);
+  }
+
+  // All of it, to tell one GPU from another.
+  constexpr auto members() const {
+    return std::make_tuple(multiprocessors, shared_bytes, major, minor, bus, memory, l2, clock,
+                           arithmetic);
   }
 };
 

@@ -171,18 +171,16 @@ void for_each_plan(const ExpertsProduct& product, int shape, const Gpu& gpu, con
 }  // namespace
 
 Priced<ExpertsPlan> price_experts(const ExpertsProduct& product, int shape, const Gpu& gpu) {
-  const std::array<int64_t, 11> key{product.rows,
-                                    product.cols,
-                                    product.gated,
-                                    product.tokens,
-                                    product.top_k,
-                                    product.experts,
-                                    static_cast<int64_t>(product.unit.type),
-                                    product.unit.group,
-                                    shape,
-                                    gpu.multiprocessors,
-                                    gpu.shared_bytes};
-  return remembered(key, [&] {
+  const std::array<int64_t, 9> key{product.rows,
+                                   product.cols,
+                                   product.gated,
+                                   product.tokens,
+                                   product.top_k,
+                                   product.experts,
+                                   static_cast<int64_t>(product.unit.type),
+                                   product.unit.group,
+                                   shape};
+  return remembered(key, gpu, [&] {
     return cheapest<ExpertsPlan>(
         [&](const auto& body) { for_each_plan(product, shape, gpu, body); },
         ExpertsPlan{shape, 1, 2, 2, 1});  // that breaks the rule which others break, too

@@ -70,15 +70,9 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, U
 
 Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                                 UnitLayout unit, int x_bytes) {
-  const std::array<int64_t, 8> key{rows,
-                                   cols,
-                                   tokens,
-                                   gpu.multiprocessors,
-                                   gpu.shared_bytes,
-                                   static_cast<int64_t>(unit.type),
-                                   unit.group,
-                                   x_bytes};
-  return remembered(key, [&] {
+  const std::array<int64_t, 6> key{rows,       cols,   tokens, static_cast<int64_t>(unit.type),
+                                   unit.group, x_bytes};
+  return remembered(key, gpu, [&] {
     return cheapest<LinearPlan>(
         [&](const auto& body) { for_each_plan(rows, cols, tokens, gpu, unit, x_bytes, body); });
   });

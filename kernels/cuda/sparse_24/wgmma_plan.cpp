@@ -202,15 +202,9 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, U
 Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                               UnitLayout unit, int x_bytes) {
   const int64_t most = tokens_of_plan(tokens, unit);
-  const std::array<int64_t, 8> key{rows,
-                                   cols,
-                                   most,
-                                   gpu.multiprocessors,
-                                   gpu.shared_bytes,
-                                   static_cast<int64_t>(unit.type),
-                                   unit.group,
-                                   x_bytes};
-  return remembered(key, [&] {
+  const std::array<int64_t, 6> key{rows,       cols,   most, static_cast<int64_t>(unit.type),
+                                   unit.group, x_bytes};
+  return remembered(key, gpu, [&] {
     return cheapest<WgmmaPlan>(
         [&](const auto& body) { for_each_plan(rows, cols, most, gpu, unit, x_bytes, body); });
   });

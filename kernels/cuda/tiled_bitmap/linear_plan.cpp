@@ -209,16 +209,8 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, co
 
 Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens,
                                 const Gpu& gpu, Operands operands) {
-  const std::array<int64_t, 9> key{rows,
-                                   cols,
-                                   lines,
-                                   tokens,
-                                   gpu.multiprocessors,
-                                   gpu.shared_bytes,
-                                   gpu.has_dependent_launch(),
-                                   static_cast<int64_t>(gpu.bus),
-                                   static_cast<int64_t>(operands)};
-  return remembered(key, [&] {
+  const std::array<int64_t, 5> key{rows, cols, lines, tokens, static_cast<int64_t>(operands)};
+  return remembered(key, gpu, [&] {
     return cheapest<LinearPlan>(
         [&](const auto& body) { for_each_plan(rows, cols, lines, tokens, gpu, operands, body); });
   });

@@ -134,14 +134,8 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, int64_t unit_line
 Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
                               const Gpu& gpu, Operands operands) {
   const int64_t unit_lines = ceil_div(lines, units(rows, cols));
-  const std::array<int64_t, 7> key{rows,
-                                   cols,
-                                   tokens,
-                                   unit_lines,
-                                   gpu.multiprocessors,
-                                   gpu.shared_bytes,
-                                   static_cast<int64_t>(operands)};
-  return remembered(key, [&] {
+  const std::array<int64_t, 5> key{rows, cols, tokens, unit_lines, static_cast<int64_t>(operands)};
+  return remembered(key, gpu, [&] {
     return cheapest<WgmmaPlan>([&](const auto& body) {
       for_each_plan(rows, cols, tokens, unit_lines, gpu, operands, body);
     });
