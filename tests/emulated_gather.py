@@ -134,7 +134,8 @@ def random_case(
     if values == "native":
         return Case(kept, x, options, bias, **rest)
     options["values"] = values
-    scales = torch.rand(rows, 1 if group is None else -(-cols // group), generator=generator) / 64
+    scales = torch.rand(rows, 1 if group is None else -(-cols // group), generator=generator)
+    scales = (scales * 2 - 1) / 64  # of either sign
     if group is not None:
         options["group"] = group
         numbers = torch.randint(-8, 8, kept.shape, generator=generator).to(torch.int8)

@@ -69,7 +69,7 @@ class QuantizedValues(Generic[S, P]):
         Args:
             codes: [out_features, in_features], zeros included: numbers in a floating dtype that
                 holds them exactly, int8, or the bits of fp8_e4m3 in uint8.
-            scales: [out_features, groups], finite and not negative.
+            scales: [out_features, groups], finite.
             scheme: Of quantized values.
 
         Raises:

@@ -66,8 +66,10 @@ def finite_weight_of(scheme, shape=(200, 300)):
 
 
 def same(a, b):
+    """Whether two weights have the same bits, -0 as +0: a code 0 is -0 by a negative scale."""
     integer = {2: torch.int16, 4: torch.int32}[a.dtype.itemsize]
-    return a.dtype == b.dtype and torch.equal(a.view(integer), b.contiguous().view(integer))
+    bits = (torch.where(each == 0, 0.0, each).contiguous().view(integer) for each in (a, b))
+    return a.dtype == b.dtype and torch.equal(*bits)
 
 
 PROMISES = "flashsparse_plugin.packed."  # what every format is

@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 
 BITS = {"native": 16, "fp8_e4m3": 8, "int8": 8, "int4": 4}
-MOST = {"fp8_e4m3": 448.0, "int8": 127.0, "int4": 7.0}
+LARGEST = {"fp8_e4m3": 448.0, "int8": 127.0, "int4": -8.0}
 
 
 def codes_of(weight: Tensor, values: str, group: int | None) -> tuple[Tensor, Tensor]:
     """Codes as float32 numbers [rows, columns], and float32 scales [rows, groups].
 
-    Of a weight that codes hold exactly, the largest of each group by the largest code.
+    Of a weight that codes hold exactly, the largest of each group by the largest code: of int4 by
+    -8, with a scale of the sign that this needs.
     """
     scales, codes = [], []
     for columns in weight.float().split(group or weight.shape[1], 1):
-        scale = columns.abs().amax(1, keepdim=True) / MOST[values]
+        largest = columns.gather(1, columns.abs().argmax(1, keepdim=True))
+        scale = (largest if values == "int4" else largest.abs()) / LARGEST[values]
         scale[scale == 0] = 1
         scales.append(scale)
         codes.append(columns / scale)

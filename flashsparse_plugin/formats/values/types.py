@@ -38,9 +38,12 @@ class ValueType:
         name: As the option `values` of a scheme has it.
         bits: Of a code: 8 or 4. Codes of 4 bits lie two to a byte, the first in the low nibble.
         least: The smallest code, as a number.
-        most: The largest one, which a scale without clipping gives the largest weight.
+        most: The largest one.
         clip: The smallest clipping ratio that is worth a try.
         dtype: Torch's dtype for a code in a byte of its own.
+        signs_scales: Whether `quantise` makes scales negative where that gives the largest weight
+            of a group the code `least`, which is further from zero than `most`. Of 16 codes the
+            one that is gained this way is worth 5% of the error.
     """
 
     name: str
@@ -49,6 +52,12 @@ class ValueType:
     most: float
     clip: float
     dtype: torch.dtype
+    signs_scales: bool = False
+
+    @property
+    def extreme(self) -> float:
+        """The code that a scale without clipping gives the largest weight."""
+        return self.least if self.signs_scales else self.most
 
     @property
     def clips(self) -> tuple[float, ...]:
@@ -114,7 +123,7 @@ VALUE_TYPES = {
     for each in (
         ValueType("fp8_e4m3", 8, -448, 448, clip=0.5, dtype=torch.float8_e4m3fn),
         ValueType("int8", 8, -128, 127, clip=0.7, dtype=torch.int8),
-        ValueType("int4", 4, -8, 7, clip=0.4, dtype=torch.int8),
+        ValueType("int4", 4, -8, 7, clip=0.5, dtype=torch.int8, signs_scales=True),
     )
 }
 SMALLEST = min(VALUE_TYPES.values(), key=lambda values: values.bits)
@@ -188,26 +197,38 @@ def _quantise(
     rows, columns = weight.shape
     width = columns if group is None else group
     parts = F.pad(weight, (0, -columns % width)).view(rows, -1, width)
-    greatest = parts.abs().amax(2, keepdim=True)
+    greatest = _largest(parts)
     # By a tensor: torch divides by a number with two roundings on a GPU.
-    largest = greatest / torch.full_like(greatest, values.most)
-    units = _units(greatest, width)
-    # A scale of zero would lose what is there; the smallest one loses as little as can be.
-    least = torch.finfo(stored).tiny * torch.finfo(stored).eps
-    best = largest.to(stored).float().clamp_min(least)
+    extreme = torch.full_like(greatest, values.extreme)
+    unclipped = (greatest if values.signs_scales else greatest.abs()) / extreme
+    units = _units(greatest.abs(), width)
+    best = _stored(unclipped, stored)
     error = _error(parts, best, values, units)
     for clip in values.clips[1:]:
-        scale = (largest * clip).to(stored).float().clamp_min(least)
+        scale = _stored(unclipped * clip, stored)
         best, error = _better(best, error, scale, _error(parts, scale, values, units))
     # Of these codes there is a scale that is better still.
     codes = values.round(parts / best)
     products, squares = parts.mul(units).mul_(codes), codes.square().mul_(_SQUARE)
     scale = _exact_sum(products) / _exact_sum(squares) * _SQUARE / units
-    scale = scale.nan_to_num(1.0).float().to(stored).float().clamp_min(least)
+    scale = _stored(scale.nan_to_num(1.0).float(), stored)
     best, _ = _better(best, error, scale, _error(parts, scale, values, units))
-    best = best.where(largest > 0, 1.0)  # of nothing but zeros
+    best = best.where(greatest != 0, 1.0)  # of nothing but zeros
     codes = values.round(parts / best)
     return codes.view(rows, -1)[:, :columns].to(torch.float16), best.squeeze(2).to(stored)
+
+
+def _largest(parts: Tensor) -> Tensor:
+    """The number of the largest magnitude in each group [..., 1], the positive one of two alike."""
+    least, most = parts.amin(-1, keepdim=True), parts.amax(-1, keepdim=True)
+    return torch.where(-least > most, least, most)
+
+
+def _stored(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scales rounded to a dtype, float32; none is zero, which would lose what it multiplies."""
+    least = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    rounded = scales.to(dtype).float()
+    return torch.copysign(rounded.abs().clamp_min(least), rounded)
 
 
 def _error(parts: Tensor, scale: Tensor, values: ValueType, units: Tensor) -> Tensor:
@@ -257,11 +278,14 @@ def to_codes(weight: Tensor, values: ValueType, group: int | None) -> Tensor:
     rows, columns = weight.shape
     width = columns if group is None else group
     parts = F.pad(weight.float(), (0, -columns % width)).view(rows, -1, width)
-    largest, where = parts.abs().max(2, keepdim=True)
-    scale = torch.exp2((largest / values.most).clamp_min(2.0**-12).log2().ceil())
-    codes = values.round(parts / scale)
-    # The largest code in every group, so that its scale is found again.
-    codes.scatter_(2, where, values.most * torch.sign(parts.gather(2, where)))
+    largest = _largest(parts)
+    scale = torch.exp2((largest.abs() / abs(values.extreme)).clamp_min(2.0**-12).log2().ceil())
+    if values.signs_scales:
+        scale = torch.copysign(scale, -largest)
+    # The largest weight has the extreme code in every group, so that its scale is found again.
+    extreme = values.extreme if values.signs_scales else torch.sign(largest) * values.extreme
+    codes = torch.where(parts == largest, extreme, values.round(parts / scale))
+    codes = codes.where(largest != 0, 0.0)
     like = (codes * scale + 0.0).view(rows, -1)[:, :columns]  # -0 + 0 is +0
     return like.to(weight.dtype).contiguous()
 
@@ -269,14 +293,15 @@ def to_codes(weight: Tensor, values: ValueType, group: int | None) -> Tensor:
 def require_scales(
     scales: Tensor, values: ValueType, dtype: torch.dtype, where: str = "weight_scale"
 ) -> None:
-    """Raises FormatError unless scales are finite, not negative, and no product overflows."""
-    if not bool((scales.isfinite() & (scales >= 0)).all()):
-        raise FormatError(f"{where} must be finite and not negative")
-    most = float(scales.max()) * max(-values.least, values.most)
+    """Raises FormatError unless scales are finite, and no product with a code overflows."""
+    if not bool(scales.isfinite().all()):
+        raise FormatError(f"{where} must be finite")
+    largest = float(scales.abs().max())
+    most = largest * max(-values.least, values.most)
     if most > torch.finfo(dtype).max:
         fits = most <= torch.finfo(torch.bfloat16).max
         raise FormatError(
-            f"{where} goes up to {float(scales.max()):.3g}, by which the largest {values.name} "
+            f"{where} goes up to {largest:.3g}, by which the largest {values.name} "
             f"code is {most:.3g}: too large for {dtype_name(dtype)}"
             f"{'. Remedy: dtype bfloat16' if fits else ' and every other dtype'}"
         )
