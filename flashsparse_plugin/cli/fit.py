@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,15 @@ import typer
 from rich.text import Text
 
 from .console import err, out, print_json, table, usage
-from .models import Dtype, best_device, load_model, load_tokenizer, model_directory, model_name
+from .models import (
+    Dtype,
+    best_device,
+    fastest,
+    load_model,
+    load_tokenizer,
+    model_directory,
+    model_name,
+)
 from .options import DenseModel, Ignore, Length, ReportAsJson, Samples, Seed
 from .prune import Method
 
@@ -48,8 +56,9 @@ def fit(
     """Choose zeros and bits for each layer: the least loss of so many bits a weight.
 
     Every layer is pruned and rounded in every way that there is (no zeros, 2:4, 2:4 with dense
-    blocks, 8:32; fp8, int8, int4), and the error of its outputs on the text is measured. The recipe
-    is what loses least in all. Nothing is changed; prune and convert execute it.
+    blocks, 8:32; fp8, int8, int4), the error of its outputs on the text is measured, and by
+    gradients how far that moves the model's predictions. The recipe is what loses least in all.
+    Nothing is changed; prune and convert execute it.
 
     \b
     [bold]Examples[/bold]
@@ -91,14 +100,19 @@ def fit(
                 raise usage("times are estimated for GPUs, such as H200", "--for")
     directory = ModelDirectory(source)
     with err.status(f"Loading {model_name(source)}"):
-        loaded = load_model(directory, Dtype.auto, dense=True, device=best_device())
+        here = best_device()
+        loaded = load_model(directory, Dtype.auto, dense=True, device=here)
+        stored = loaded.dtype
+        if fastest(Dtype.auto, directory, here) is Dtype.float32:
+            loaded = loaded.float()
         text = calibration.read_text(encoding="utf-8", errors="replace")
         windows = calibration_windows(load_tokenizer(source), text, samples, length, seed)
     dense = [*([LM_HEAD] if ignore is None else ignore), *StoredModel(directory).unfit()]
     linears = prunable_linears(loaded, dense)
     batches = calibration_batches(loaded, windows, 8)
     method = Method.wanda.value
-    measured = measure_losses(loaded, linears, batches, CHOICES, method, err.is_terminal)
+    progress = err.is_terminal
+    measured = measure_losses(loaded, linears, batches, CHOICES, method, progress, stored)
     shapes = {name: shape_of(linears[name]) for name in measured}
     try:
         chosen = choose_by_bits(measured, shapes, bits)
@@ -135,16 +149,20 @@ def _show(
         groups[own.choice.title].append(name)
     sizes = {name: rows * columns for name, (rows, columns) in shapes.items()}
     whole = sum(sizes.values())
-    made = table("Choice", "layers", "weights", "bits", "outputs lost")
+    made = table("Choice", "layers", "weights", "bits", "output error", "loss, nats")
     for title, names in sorted(groups.items(), key=lambda item: -sum(sizes[n] for n in item[1])):
         weights = sum(sizes[name] for name in names)
         bits = 8 * sum(chosen[name].nbytes for name in names) / weights
-        lost = sum(chosen[name].loss for name in names) / len(names)
-        made.add_row(
-            Text(title), f"{len(names)}", f"{weights / whole:.1%}", f"{bits:.2f}", f"{lost:.2%}"
-        )
+        cells = _losses([chosen[name] for name in names])
+        made.add_row(Text(title), f"{len(names)}", f"{weights / whole:.1%}", f"{bits:.2f}", *cells)
     made.add_section()
-    lost = sum(own.loss for own in chosen.values()) / len(chosen)
-    made.add_row("all", f"{len(chosen)}", "100%", f"{recipe.bits:.2f}", f"{lost:.2%}", style="bold")
+    cells = _losses([*chosen.values()])
+    made.add_row("all", f"{len(chosen)}", "100%", f"{recipe.bits:.2f}", *cells, style="bold")
     out.print(made)
     out.print()
+
+
+def _losses(chosen: Sequence[Measured]) -> tuple[str, str]:
+    """The mean error of outputs, and the loss of all together."""
+    error = sum(own.error for own in chosen) / len(chosen)
+    return f"{error:.2%}", f"{sum(own.loss for own in chosen):.4f}"

@@ -50,13 +50,18 @@ _ZEROS: Mapping[str, tuple[PruningRule | None, str]] = {
     "2:4": (PruningRule(pattern=_TWO_OF_FOUR), "2:4"),
     "8:32-L32": (PruningRule(pattern=(8, 32), vector_length=32), "8:32-L32"),
 }
-_VALUES: Mapping[str, Mapping[str, Any]] = {"fp8": {}, "int8": {}, "int4": {"group": 64}}
+_VALUES: Mapping[str, Mapping[str, Any]] = {
+    "fp8": {},
+    "int8": {},
+    "int4": {"group": 64},
+    "int4 by 32": {"group": 32},
+}
 
 EXACT = (Choice("16 bits", None, DENSE), Choice("exact, 12 bits", None, "lossless"))
 """What loses nothing. A layer that `lossless` refuses has 16 bits."""
 
 CHOICES = EXACT + tuple(
-    Choice(f"{zeros}, {values}", rule, f"{format}-{values}", options)
+    Choice(f"{zeros}, {values}", rule, f"{format}-{values.split()[0]}", options)
     for zeros, (rule, format) in _ZEROS.items()
     for values, options in _VALUES.items()
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a layer loses by each choice: the error of its outputs on calibration text."""
+"""What a layer loses by each choice: the error of its outputs on calibration text, and its cost."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ..pruning.relay import Relay, decoder_layers, evaluating, inside
 from ..pruning.rule import PruningRule
 from ..pruning.statistics import GRAM, INPUT_NORMS, Statistics
 from .choices import Choice
+from .sensitivity import output_sensitivities
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,12 +33,14 @@ class Measured:
     Attributes:
         choice: What becomes of it.
         nbytes: Bytes of the weight then.
-        loss: |W X - W' X|^2 / |W X|^2 over the calibration text.
+        error: |W X - W' X|^2 / |W X|^2 over the calibration text.
+        loss: By how many nats a token the model's predictions move, estimated.
         density: Share of its weights that are not zero.
     """
 
     choice: Choice
     nbytes: int
+    error: float
     loss: float
     density: float
 
@@ -50,11 +53,14 @@ def measure_losses(
     choices: Sequence[Choice],
     method: str,
     progress: bool,
+    stored: torch.dtype | None = None,
 ) -> dict[str, list[Measured]]:
     """Makes every choice for every layer and compares outputs; the model stays as it is.
 
     Each layer is judged by the inputs that it has in the dense model, so that the choices of others
-    do not matter. One decoder layer's statistics are in memory at a time.
+    do not matter. One decoder layer's statistics are in memory at a time. The same error of outputs
+    costs more in one layer than in another, and in one output than in another: see
+    `output_sensitivities`.
 
     Args:
         model: A causal language model.
@@ -63,11 +69,14 @@ def measure_losses(
         choices: What may become of a layer. A format that refuses a layer is left out there.
         method: How zeros are chosen, by its name; by inputs alone.
         progress: Show a progress bar.
+        stored: The dtype that weights are packed in; None: that of the model.
 
     Returns:
         By layer, its choices.
     """
     layers, found = decoder_layers(model), dict[str, list[Measured]]()
+    sensitivities = output_sensitivities(model, linears, batches, progress)
+    tokens = sum(batch.numel() for batch in batches)
     relay = Relay(model, layers, batches)
     with evaluating(model):
         for index, layer in enumerate(tqdm(layers, "losses", unit="layer", disable=not progress)):
@@ -76,17 +85,20 @@ def measure_losses(
                 relay.run(index, store=True)
             for name, each in here.items():
                 weight = weight_of(each).detach()
+                weight = weight.to(stored or weight.dtype)
                 check_weight(name, weight)
-                found[name] = _measure(weight, seen.pop(name).statistics(None), choices, method)
+                statistics = seen.pop(name).statistics(None)
+                costs = sensitivities[name] / (2 * tokens)
+                found[name] = _measure(weight, statistics, costs, choices, method)
     return found
 
 
 def _measure(
-    weight: Tensor, statistics: Statistics, choices: Sequence[Choice], method: str
+    weight: Tensor, statistics: Statistics, costs: Tensor, choices: Sequence[Choice], method: str
 ) -> list[Measured]:
     gram = statistics.gram
     assert gram is not None
-    whole = _energy(weight.float(), gram) or 1.0
+    whole = float(_energies(weight.float(), gram).sum()) or 1.0
     pruned: dict[PruningRule | None, Tensor] = {None: weight}
     found = []
     for choice in choices:
@@ -102,12 +114,13 @@ def _measure(
                 nbytes, held = packed.nbytes, packed.unpack()
         except FormatError:  # this layer cannot be that
             continue
-        loss = _energy((weight.float() - held.float()), gram) / whole
+        wrong = _energies(weight.float() - held.float(), gram)
+        error, loss = float(wrong.sum()) / whole, float((wrong * costs).sum())
         density = int(held.count_nonzero()) / held.numel()
-        found.append(Measured(choice, nbytes, loss, density))
+        found.append(Measured(choice, nbytes, error, loss, density))
     return found
 
 
-def _energy(weight: Tensor, gram: Tensor) -> float:
-    """|W X|^2, of the Gram matrix of X."""
-    return float(((weight @ gram) * weight).sum(dtype=torch.float64))
+def _energies(weight: Tensor, gram: Tensor) -> Tensor:
+    """Of each output the sum of (W X)^2 over the columns of X, by its Gram matrix: float64."""
+    return ((weight @ gram) * weight).sum(1, dtype=torch.float64)

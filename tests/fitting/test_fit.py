@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flashsparse fit` on tiny models: what is measured, chosen, written, and executed."""
 
+import copy
 import json
 
 import pytest
@@ -22,6 +23,7 @@ from flashsparse_plugin.fitting import (
     estimated_speed,
     measure_losses,
 )
+from flashsparse_plugin.fitting.sensitivity import output_sensitivities
 from flashsparse_plugin.pruning import prunable_linears
 
 TOKENS = torch.randint(3, VOCAB, (4, 24), generator=torch.Generator().manual_seed(0))
@@ -62,23 +64,48 @@ def test_the_loss_is_that_of_the_outputs(model, measured):
     hook.remove()
     x = seen[0].flatten(0, 1).float().detach()
     by_title = {each.choice.title: each for each in measured[name]}
-    assert len(by_title) == len(CHOICES) == 20
+    assert len(by_title) == len(CHOICES) == 26
     own = by_title["no zeros, int8"]
     packed = fs.pack(linear.weight.detach(), "1:1-L128-int8")
     y, off = x @ linear.weight.detach().float().T, x @ packed.unpack().float().T
-    assert own.loss == pytest.approx(float((y - off).square().sum() / y.square().sum()), rel=1e-3)
+    assert own.error == pytest.approx(float((y - off).square().sum() / y.square().sum()), rel=1e-3)
     assert own.nbytes == packed.nbytes and own.density > 0.99
-    assert by_title["16 bits"].loss == 0 and by_title["16 bits"].nbytes == 2 * 256 * 256
+    assert by_title["16 bits"].error == by_title["16 bits"].loss == 0
+    assert by_title["16 bits"].nbytes == 2 * 256 * 256
     exact = by_title["exact, 12 bits"]
     assert exact.loss == 0 and exact.nbytes == pytest.approx(1.5 * 256 * 256, rel=0.05)
 
 
+def test_a_sensitivity_tells_how_far_small_errors_move_predictions(model):
+    """Noise in the outputs of a layer, as large in each as its sensitivity is small."""
+    dense = copy.deepcopy(model).float()
+    dense.lm_head.weight.data *= 8  # predictions of some certainty
+    linears, batches = prunable_linears(dense), list(TOKENS.repeat(8, 1).split(8))
+    found = output_sensitivities(dense, linears, batches, progress=False)
+    assert all(each.requires_grad for each in dense.parameters())
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        before = dense(input_ids=TOKENS).logits.log_softmax(-1)
+        for name, linear in linears.items():
+            noise = (1e-3 / found[name].clamp_min(1e-12)).sqrt().float() * 0.1
+            hook = linear.register_forward_hook(
+                lambda _, __, y, noise=noise: y + noise * torch.randn(y.shape, generator=generator)
+            )
+            moved = []
+            for _ in range(4):
+                after = dense(input_ids=TOKENS).logits.log_softmax(-1)
+                moved.append((before.exp() * (before - after)).sum(-1).mean())
+            hook.remove()
+            expected = float((found[name] * noise.double().square()).sum() / 2)
+            assert 0.85 < float(torch.stack(moved).mean()) / expected < 1.15, name
+
+
 def test_what_keeps_more_loses_less(measured):
     for own in measured.values():
-        losses = {each.choice.title: each.loss for each in own}
+        losses = {each.choice.title: each.error for each in own}
         sizes = {each.choice.title: each.nbytes for each in own}
         order = ["no zeros", "2:4, 50% dense", "2:4, 25% dense", "2:4, 12.5% dense", "2:4"]
-        for values in ("fp8", "int8", "int4"):
+        for values in ("fp8", "int8", "int4", "int4 by 32"):
             for more, less in zip(order, [*order[1:], "8:32-L32"], strict=False):
                 assert losses[f"{more}, {values}"] < losses[f"{less}, {values}"]
                 assert sizes[f"{more}, {values}"] > sizes[f"{less}, {values}"]
