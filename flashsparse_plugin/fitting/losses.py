@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from ..modules import weight_of
 from ..packed import FormatError
+from ..pruning.fisher import fisher_information
 from ..pruning.gathering import gathering
 from ..pruning.layers import check_weight
 from ..pruning.methods import get_method
@@ -20,7 +21,6 @@ from ..pruning.relay import Relay, decoder_layers, evaluating, inside
 from ..pruning.rule import PruningRule
 from ..pruning.statistics import GRAM, INPUT_NORMS, Statistics
 from .choices import Choice
-from .sensitivity import output_sensitivities
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,7 +60,7 @@ def measure_losses(
     Each layer is judged by the inputs that it has in the dense model, so that the choices of others
     do not matter. One decoder layer's statistics are in memory at a time. The same error of outputs
     costs more in one layer than in another, and in one output than in another: see
-    `output_sensitivities`.
+    `fisher_information`.
 
     Args:
         model: A causal language model.
@@ -75,7 +75,7 @@ def measure_losses(
         By layer, its choices.
     """
     layers, found = decoder_layers(model), dict[str, list[Measured]]()
-    sensitivities = output_sensitivities(model, linears, batches, progress)
+    information = fisher_information(model, linears, batches, progress)
     tokens = sum(batch.numel() for batch in batches)
     relay = Relay(model, layers, batches)
     with evaluating(model):
@@ -88,7 +88,7 @@ def measure_losses(
                 weight = weight.to(stored or weight.dtype)
                 check_weight(name, weight)
                 statistics = seen.pop(name).statistics(None)
-                costs = sensitivities[name] / (2 * tokens)
+                costs = information[name] / (2 * tokens)
                 found[name] = _measure(weight, statistics, costs, choices, method)
     return found
 

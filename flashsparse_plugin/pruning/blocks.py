@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..modules import weight_of
+from .experts import ExpertView
+from .fisher import fisher_information
 from .inputs import inputs_of
 from .nm import nm_keep_mask
 
@@ -91,11 +93,13 @@ def share_dense(
     batches: Sequence[Tensor],
     progress: bool,
 ) -> dict[str, float]:
-    """Shares a budget of dense blocks among layers by the outputs that 2:4 would lose.
+    """Shares a budget of dense blocks among layers by what 2:4 would lose.
 
-    The loss of a block is the squared error of its layer's outputs, by Wanda's approximation (the
-    sum of w^2 |x|^2 over what is dropped), over the squared outputs themselves. So layers of all
-    sizes of activations compare, and the blocks of all of them are taken together.
+    The loss of a block is what its share of the errors of outputs, by Wanda's approximation (the
+    sum of w^2 |x|^2 over what is dropped), costs the model's predictions (`fisher_information`),
+    and the blocks of all layers are taken together. Without a text, or where experts of a mixture
+    are among the layers, whose outputs no hook sees, it is the squared error over the squared
+    outputs, as if each layer mattered alike.
 
     Args:
         model: A model; it is run if there are batches.
@@ -108,6 +112,9 @@ def share_dense(
         The share of each layer, by name.
     """
     seen = inputs_of(model, linears, batches, (), "losses", progress) if batches else {}
+    information = {}
+    if batches and not any(isinstance(each, ExpertView) for each in linears.values()):
+        information = fisher_information(model, linears, batches, progress)
     losses, sizes = [], []
     for name, linear in linears.items():
         weight = weight_of(linear)
@@ -115,8 +122,11 @@ def share_dense(
         if name in seen:
             energy = energy * seen[name].norms.norms().square().float()
         dropped = energy * ~nm_keep_mask(energy, 2, 4)
-        total = float(energy.sum(dtype=torch.float64)) or 1.0
-        losses.append((block_sums(dropped) / total).flatten().cpu())
+        if name in information:
+            lost = block_sums(dropped * information[name][:, None])
+        else:
+            lost = block_sums(dropped) / (float(energy.sum(dtype=torch.float64)) or 1.0)
+        losses.append(lost.flatten().cpu())
         sizes.append(block_sizes(weight.shape[0], weight.shape[1]).flatten())
     chosen = take(torch.cat(losses), torch.cat(sizes), dense)
     split = chosen.split([len(each) for each in sizes])

@@ -62,6 +62,7 @@ def recover_(
     method: LeastSquares | LoRA | None = None,
     batch_size: int = 8,
     on_progress: Callable[[int, int], None] | None = None,
+    stored: torch.dtype | None = None,
 ) -> list[Fit]:
     """Changes the kept weights of a pruned model so that they make up for the others, in place.
 
@@ -78,6 +79,8 @@ def recover_(
         batch_size: Calibration samples a forward pass of `LeastSquares`.
         on_progress: Called with the decoder layers, or steps of LoRA, that are done, and their
             total.
+        stored: The dtype that weights will be stored in, to which LoRA rounds as it trains; None:
+            that of the pruned model.
 
     Returns:
         How far outputs are from the dense model's, before and after: by layer, or with LoRA those
@@ -91,7 +94,7 @@ def recover_(
     report = on_progress or (lambda *_: None)
     if isinstance(method, LoRA):
         names = [name for group in pruned_layers(pruned, dense) for name in group]
-        training = Training(pruned, dense, trainable(names, pruned), calibration, method)
+        training = Training(pruned, dense, trainable(names, pruned), calibration, method, stored)
         for step in training.run():
             report(step, method.steps)
         return [Fit("", *training.merge_())]

@@ -23,8 +23,8 @@ from flashsparse_plugin.fitting import (
     estimated_speed,
     measure_losses,
 )
-from flashsparse_plugin.fitting.sensitivity import output_sensitivities
 from flashsparse_plugin.pruning import prunable_linears
+from flashsparse_plugin.pruning.fisher import fisher_information
 
 TOKENS = torch.randint(3, VOCAB, (4, 24), generator=torch.Generator().manual_seed(0))
 
@@ -76,12 +76,12 @@ def test_the_loss_is_that_of_the_outputs(model, measured):
     assert exact.loss == 0 and exact.nbytes == pytest.approx(1.5 * 256 * 256, rel=0.05)
 
 
-def test_a_sensitivity_tells_how_far_small_errors_move_predictions(model):
-    """Noise in the outputs of a layer, as large in each as its sensitivity is small."""
+def test_fisher_information_tells_how_far_small_errors_move_predictions(model):
+    """Noise in the outputs of a layer, as large in each as its information is small."""
     dense = copy.deepcopy(model).float()
     dense.lm_head.weight.data *= 8  # predictions of some certainty
     linears, batches = prunable_linears(dense), list(TOKENS.repeat(8, 1).split(8))
-    found = output_sensitivities(dense, linears, batches, progress=False)
+    found = fisher_information(dense, linears, batches, progress=False)
     assert all(each.requires_grad for each in dense.parameters())
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -12,7 +12,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats.units import UNIT_COLS, UNIT_ROWS
-from flashsparse_plugin.pruning import LeastSquares, Statistics, prune, recover_
+from flashsparse_plugin.pruning import (
+    LeastSquares,
+    Statistics,
+    prunable_linears,
+    prune,
+    recover_,
+)
 from flashsparse_plugin.pruning.blocks import (
     BLOCK,
     block_sizes,
@@ -117,6 +123,17 @@ def test_layers_that_lose_more_get_more(dense_model):
     shares = share_dense(dense_model, layers, 0.5, (), False)
     assert shares == {"flat": 1.0, "peaked": 0.0}
     assert share_dense(dense_model, layers, 0.25, (), False) == {"flat": 0.5, "peaked": 0.0}
+
+
+def test_layers_that_move_no_prediction_get_no_dense_blocks(dense_model):
+    """However large the errors of their outputs are: the layer behind them is all zeros."""
+    model = copy.deepcopy(dense_model)
+    attention = model.model.layers[0].self_attn
+    attention.o_proj.weight.data.zero_()
+    attention.v_proj.weight.data *= 100
+    shares = share_dense(model, prunable_linears(model), 0.5, [TOKENS], False)
+    assert [shares[f"model.layers.0.self_attn.{each}_proj"] for each in "qkv"] == [0, 0, 0]
+    assert shares["model.layers.1.self_attn.v_proj"] > 0
 
 
 def test_squares_of_scores_that_are_outputs_and_scores_that_are_losses():

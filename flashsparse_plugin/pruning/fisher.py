@@ -12,13 +12,13 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from ..modules import shape_of, weight_of
-from ..pruning.relay import evaluating
+from .relay import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def output_sensitivities(
+def fisher_information(
     model: PreTrainedModel,
     linears: Mapping[str, nn.Module],
     batches: Sequence[Tensor],
@@ -27,7 +27,7 @@ def output_sensitivities(
     """Estimates the diagonal of the Fisher information of each layer's outputs.
 
     Small errors e of the outputs of one layer move the predictions of the model by a divergence of
-    about half the sum over its outputs of sensitivity x mean(e^2), in nats a token: the Fisher
+    about half the sum over its outputs of information x mean(e^2), in nats a token: the Fisher
     information is the Hessian of the divergence from the model itself. It is estimated by gradients
     of the log-likelihood of tokens that the model draws; correlations between outputs, and between
     tokens, are left out.
@@ -63,7 +63,7 @@ def output_sensitivities(
     try:
         model.requires_grad_(False)
         with evaluating(model), torch.enable_grad():
-            for window in tqdm(windows, "sensitivity", unit="window", disable=not progress):
+            for window in tqdm(windows, "gradients", unit="window", disable=not progress):
                 logits = model(input_ids=window, use_cache=False).logits[0].float()
                 drawn = torch.multinomial(logits.detach().softmax(-1).cpu(), 1, generator=generator)
                 cross_entropy(logits, drawn[:, 0].to(logits.device), reduction="sum").backward()
