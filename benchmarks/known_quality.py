@@ -43,6 +43,8 @@ def figures(model: str) -> Iterator[Figure]:
             if name == "quality":
                 if method.startswith(UNFIT) or row["values"] not in VALUES or row["kind"] == DENSE:
                     continue
+                if rule == DENSE and row["kind"] == "ours":  # what rivals do without zeros
+                    continue
                 how = "" if row["kind"] == "rival" else result["about"]["method"]
                 if row["rule"].endswith(", LoRA"):
                     how += " + lora"

@@ -133,7 +133,9 @@ RIVALS = (
     "gguf:type=q4_0",
 )
 RULES = (
-    Rule("dense", {}, ("", *RIVALS)),
+    Rule(
+        "dense", {}, ("", *RIVALS, "nm_vector:n=1:m=1:vector_length=128:values=int4:group={group}")
+    ),
     pattern(2, 4, values=CODES + BOTH_SIDES),
     hybrid(0.125),
     hybrid(0.25),
@@ -153,6 +155,7 @@ RULES = (
     hybrid(0.5).recovered(),
     Rule("50% zeros", {"sparsity": 0.5}, ("tiled_bitmap",)).recovered(),
     fit(4),
+    fit(4.5),
     fit(5),
     fit(6),
     fit(4).recovered(),
@@ -173,10 +176,12 @@ def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator
 
     @functools.cache
     def losses() -> tuple[dict[str, list[Measured]], dict[str, tuple[int, int]]]:
-        model = load(torch.bfloat16)
+        model = load(torch.bfloat16).float()
         linears = prunable_linears(model)
         batches = calibration_batches(model, windows, 8)
-        measured = measure_losses(model, linears, batches, CHOICES, arguments.method, True)
+        measured = measure_losses(
+            model, linears, batches, CHOICES, arguments.method, True, torch.bfloat16
+        )
         return measured, {name: shape_of(linears[name]) for name in measured}
 
     for rule in RULES:
@@ -195,11 +200,11 @@ def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator
             wanted = [(ByRecipe(recipe), text) for _, text in wanted]
             how = {"rules": recipe.rules} if recipe.rules else {}
         if how:
-            model = load(torch.bfloat16)
+            model, dense = (load(torch.bfloat16).float() for _ in range(2))
             prune(model, arguments.method, progress=False, **given, **how)
             if rule.recovery is not None:
-                recover_(model, load(torch.bfloat16), windows, rule.recovery)
-            kept = model.state_dict()
+                recover_(model, dense, windows, rule.recovery, stored=torch.bfloat16)
+            kept = model.bfloat16().state_dict()
         for method, text_of_method in wanted:
             model = load(method.dtype if method and method.dtype else torch.bfloat16)
             if kept:
@@ -254,9 +259,12 @@ def draw(target: Path) -> None:
     """The lines of a result that are near the best perplexity, as many as labels have room for."""
     found = _results.read(target)
     about = found["about"]
-    # fp8 has the bytes of int8, with activations in 8 bits or not, and nearly its perplexity.
+    # fp8 has the bytes of int8, with activations in 8 bits or not, and nearly its perplexity; 16 bits
+    # have that, too, for more bytes.
     ours = [row for row in found["rows"] if row["kind"] == "ours"]
+    coded = {row["rule"] for row in ours if row["values"] == "int8"}
     alike = [row for row in ours if "fp8" in row["values"] or " x " in row["values"]]
+    alike += [row for row in ours if row["values"] == "16 bits" and row["rule"] in coded]
     rows = [row for row in found["rows"] if row not in alike]
     best = min(row["perplexity"] for row in rows)
     for times in (5, 2, 1.5, 1.25):

@@ -74,7 +74,7 @@ def draw(points: Sequence[Point], about: str, path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import MultipleLocator
 
-    figure, axis = plt.subplots(figsize=(8.4, 5.2))
+    figure, axis = plt.subplots(figsize=(8.4, 5.8))
     edge = frontier(points)
     axis.plot(
         [point.bits for point in edge],
@@ -99,7 +99,7 @@ def draw(points: Sequence[Point], about: str, path: Path) -> None:
     axis.set_xlim(0, 1.2 * max(point.bits for point in points))
     axis.xaxis.set_major_locator(MultipleLocator(4))
     low, high = (pick(point.perplexity for point in points) for pick in (min, max))
-    axis.set_ylim(low / 1.15, max(high * 1.2, low * 1.5))
+    axis.set_ylim(low / 1.08, max(high * 1.1, low * 1.25))
     axis.yaxis.set_major_formatter("{x:,.5g}")
     axis.yaxis.set_minor_formatter("{x:,.5g}" if high / low < 10 else "")
     axis.set_xlabel("bits a linear weight, saved (fewer are better)")
@@ -125,6 +125,7 @@ def _label(figure: Any, axis: Any, points: Sequence[Point]) -> None:
     taken: list[Any] = [axis.get_legend().get_window_extent(renderer)]
     places = [(7, 0), (7, 9), (7, -9), (-7, 0), (-7, 9), (-7, -9), (7, 18), (7, -18), (-7, 18)]
     places += [(-7, -18), (7, 27), (7, -27), (-7, 27), (-7, -27)]
+    line = {"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2}
     for point in sorted(points, key=lambda each: -each.perplexity):
         for x, y in places:
             text = axis.annotate(
@@ -145,3 +146,11 @@ def _label(figure: Any, axis: Any, points: Sequence[Point]) -> None:
             if (x, y) != places[-1]:
                 text.remove()
         taken.append(box)
+        if abs(y) > 9:  # far from its point
+            axis.annotate(
+                "",
+                (point.bits, point.perplexity),
+                xytext=(x, y),
+                textcoords="offset points",
+                arrowprops=line | {"color": _COLOURS[point.kind]},
+            )
