@@ -259,8 +259,8 @@ def draw(target: Path) -> None:
     """The lines of a result that are near the best perplexity, as many as labels have room for."""
     found = _results.read(target)
     about = found["about"]
-    # fp8 has the bytes of int8, with activations in 8 bits or not, and nearly its perplexity; 16 bits
-    # have that, too, for more bytes.
+    # fp8 has the bytes of int8, with activations in 8 bits or not, and nearly its perplexity, which
+    # 16 bits have, too, for more bytes.
     ours = [row for row in found["rows"] if row["kind"] == "ours"]
     coded = {row["rule"] for row in ours if row["values"] == "int8"}
     alike = [row for row in ours if "fp8" in row["values"] or " x " in row["values"]]

@@ -76,6 +76,7 @@ def fit(
         raise usage(f"{recipe} exists already: remove it or choose another name", "RECIPE")
     with err.status("Starting"):
         from flashsparse_plugin.checkpoint import ModelDirectory
+        from flashsparse_plugin.checkpoint.foreign.packing import half_dtype
         from flashsparse_plugin.checkpoint.read.linears import StoredModel
         from flashsparse_plugin.dataflow.expected import Target
         from flashsparse_plugin.fitting import (
@@ -102,7 +103,7 @@ def fit(
     with err.status(f"Loading {model_name(source)}"):
         here = best_device()
         loaded = load_model(directory, Dtype.auto, dense=True, device=here)
-        stored = loaded.dtype
+        stored = half_dtype(loaded.dtype)  # which convert packs in
         if fastest(Dtype.auto, directory, here) is Dtype.float32:
             loaded = loaded.float()
         text = calibration.read_text(encoding="utf-8", errors="replace")

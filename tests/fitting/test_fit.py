@@ -157,8 +157,9 @@ def said(result):
 
 
 def test_fit_prune_and_convert(tmp_path, model):
+    """Of a float32 model, which convert packs in bfloat16: the bits are those of that."""
     source, text = tmp_path / "model", tmp_path / "text.txt"
-    model.save_pretrained(source)
+    copy.deepcopy(model).float().save_pretrained(source)
     character_tokenizer().save_pretrained(source)
     text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
     recipe, windows = tmp_path / "recipe.json", ("--samples", 4, "--length", 32)
