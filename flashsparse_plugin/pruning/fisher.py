@@ -48,7 +48,7 @@ def fisher_information(
         nats for the square of an output's unit. Zeros for a layer that no token reached.
 
     Raises:
-        ValueError: Naming the layer, for gradients that are NaN or infinite.
+        ValueError: For predictions that are NaN or infinite, or, naming the layer, gradients.
     """
     squares = {
         name: torch.zeros(shape_of(each)[0], dtype=torch.float64, device=weight_of(each).device)
@@ -65,6 +65,11 @@ def fisher_information(
         with evaluating(model), torch.enable_grad():
             for window in tqdm(windows, "gradients", unit="window", disable=not progress):
                 logits = model(input_ids=window, use_cache=False).logits[0].float()
+                if not bool(logits.isfinite().all()):
+                    raise ValueError(
+                        "the model predicts NaN or infinite numbers on the calibration text; load "
+                        "it in bfloat16 or float32"
+                    )
                 drawn = torch.multinomial(logits.detach().softmax(-1).cpu(), 1, generator=generator)
                 cross_entropy(logits, drawn[:, 0].to(logits.device), reduction="sum").backward()
     finally:
@@ -86,6 +91,7 @@ def _adder(squares: Tensor) -> Any:
         squares.add_(gradient.flatten(0, -2).float().square().sum(0, dtype=torch.float64))
 
     def hook(_: nn.Module, __: Any, y: Tensor) -> None:
-        y.register_hook(add)
+        if y.requires_grad:  # else it depends on no token
+            y.register_hook(add)
 
     return hook

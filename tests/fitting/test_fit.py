@@ -100,6 +100,21 @@ def test_fisher_information_tells_how_far_small_errors_move_predictions(model):
             assert 0.85 < float(torch.stack(moved).mean()) / expected < 1.15, name
 
 
+def test_predictions_and_gradients_that_are_no_numbers_are_refused(model):
+    broken = copy.deepcopy(model).float()
+    linears = prunable_linears(broken)
+    scale = broken.model.layers[1].post_attention_layernorm.weight
+    scale.data[0] = torch.nan
+    with pytest.raises(ValueError, match="the model predicts NaN .* load it in bfloat16"):
+        fisher_information(broken, linears, [TOKENS], progress=False)
+    assert not any(each._forward_hooks for each in broken.modules())
+    scale.data[0] = 1
+    name = "model.layers.0.mlp.up_proj"
+    linears[name].register_full_backward_pre_hook(lambda _, gradients: (gradients[0] * torch.nan,))
+    with pytest.raises(ValueError, match="a gradient is NaN"):
+        fisher_information(broken, linears, [TOKENS], progress=False)
+
+
 def test_what_keeps_more_loses_less(measured):
     for own in measured.values():
         losses = {each.choice.title: each.error for each in own}
