@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from ..modules import shape_of, weight_of
-from .relay import evaluating
+from .gradients import frozen, require_finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,13 +56,11 @@ def fisher_information(
     }
     windows = [window for batch in batches for window in batch.split(1)]
     generator = torch.Generator().manual_seed(0)
-    required = {parameter: parameter.requires_grad for parameter in model.parameters()}
     embedding: Any = model.get_input_embeddings()
     hooks = [embedding.register_forward_hook(lambda *args: args[2].requires_grad_())]
     hooks += [each.register_forward_hook(_adder(squares[name])) for name, each in linears.items()]
     try:
-        model.requires_grad_(False)
-        with evaluating(model), torch.enable_grad():
+        with frozen(model):
             for window in tqdm(windows, "gradients", unit="window", disable=not progress):
                 logits = model(input_ids=window, use_cache=False).logits[0].float()
                 if not bool(logits.isfinite().all()):
@@ -75,14 +73,9 @@ def fisher_information(
     finally:
         for hook in hooks:
             hook.remove()
-        for parameter, flag in required.items():
-            parameter.requires_grad_(flag)
     tokens = sum(window.numel() for window in windows)
     for name, own in squares.items():
-        if not bool(own.isfinite().all()):
-            raise ValueError(
-                f"{name}: a gradient is NaN or infinite; load the model in bfloat16 or float32"
-            )
+        require_finite(name, own)
     return {name: own / tokens for name, own in squares.items()}
 
 

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from ..modules import is_transposed, stored_weight
 from .experts import ExpertView
+from .gradients import frozen, require_finite
 from .magnitude import magnitude_scores
-from .relay import evaluating
 from .statistics import Statistics
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def loss_gradients(
     totals = {  # of all experts together
         id(each): torch.zeros_like(each, dtype=torch.float32) for each in parameters.values()
     }
-    required = {parameter: parameter.requires_grad for parameter in model.parameters()}
     hooks = []
 
     def add(parameter: Tensor) -> None:
@@ -67,27 +66,21 @@ def loss_gradients(
         parameter.grad = None
 
     try:
-        model.requires_grad_(False)
-        for parameter in {id(each): each for each in parameters.values()}.values():
-            parameter.requires_grad_(True)
-            hooks.append(parameter.register_post_accumulate_grad_hook(add))
-        with evaluating(model), torch.enable_grad():
+        with frozen(model):
+            for parameter in {id(each): each for each in parameters.values()}.values():
+                parameter.requires_grad_(True)
+                hooks.append(parameter.register_post_accumulate_grad_hook(add))
             for window in tqdm(windows, "gradients", unit="window", disable=not progress):
                 logits = model(input_ids=window, use_cache=False).logits[0, :-1]
                 cross_entropy(logits.float(), window[0, 1:].to(logits.device)).backward()
     finally:
         for hook in hooks:
             hook.remove()
-        for parameter, flag in required.items():
-            parameter.requires_grad_(flag)
     found = {}
     for name, linear in linears.items():
         total = totals[id(parameters[name])]
         total = linear.part(total) if isinstance(linear, ExpertView) else total
-        if not bool(total.isfinite().all()):
-            raise ValueError(
-                f"{name}: a gradient is NaN or infinite; load the model in bfloat16 or float32"
-            )
+        require_finite(name, total)
         found[name] = total.T if is_transposed(linear) else total
     return found
 
