@@ -8,7 +8,7 @@ from typing import Any
 from vllm.config import VllmConfig
 
 # Kinds of values: keys in `additional_config`.
-LENGTHS = "flashsparse_streams"  # lengths of packed streams, in elements
+LENGTHS = "flashsparse_streams"  # sizes of packed tensors that follow from the weight
 SCHEMES = "flashsparse_schemes"  # formats and options that were chosen by the weight
 PLANS = "flashsparse_dataflow"  # which implementation multiplies how many tokens
 

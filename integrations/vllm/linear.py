@@ -152,8 +152,8 @@ class SparseLinearMethod(LinearMethodBase):
             layer.register_parameter(name, Parameter(tensor, requires_grad=False))
         for name, spec in self.held.format.tensors(self.held, self.shape).items():
             if None in spec.shape:
-                length = len(getattr(layer, name))
-                count_into_cache_key(vllm_config, LENGTHS, f"{self.name}.{name}", length)
+                size = getattr(layer, name).shape[spec.shape.index(None)]
+                count_into_cache_key(vllm_config, LENGTHS, f"{self.name}.{name}", size)
         if self.plan is not None:
             ranges = [list(each) for each in self.plan.ranges]
             count_into_cache_key(vllm_config, PLANS, self.name, ranges)
@@ -226,7 +226,7 @@ def _padded(packed: PackedWeight) -> dict[str, Tensor]:
     """
     tensors = dict(packed.tensors)
     for name, spec in packed.format.tensors(packed.scheme, packed.shape).items():
-        if None in spec.shape:
+        if spec.shape[0] is None:
             line = math.prod(spec.shape[1:])  # a stream of lines is padded by whole ones
             bucket = max(2, int(packed.format.bucket * packed.shape[0] * packed.shape[1]) // line)
             padding = (bucket // 2 - len(tensors[name])) % bucket

@@ -123,6 +123,48 @@ def test_a_stream_is_padded_by_whole_lines(name):
     assert padded[: len(stream)].equal(stream)
 
 
+@pytest.mark.parametrize("name", fs.format_names())
+def test_every_form_of_a_gpu_is_held(name):
+    """Whatever of its sizes the weight decides; the compile cache knows these."""
+    from flashsparse_plugin.integrations.vllm import linear
+    from flashsparse_plugin.integrations.vllm.caching import LENGTHS
+    from flashsparse_plugin.integrations.vllm.summary import Summary
+
+    format = fs.get_format(name)
+    scheme = format.scheme(torch.bfloat16, {"n": 2, "m": 4} if name == "nm_vector" else None)
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(256, 512, generator=generator, dtype=torch.bfloat16)
+    weight[::7, ::5] = 2.0**-100  # exceptions of lossless
+    form = format.runtime(scheme, torch.device("cuda"))
+    packed = format.pack(format.conform(weight, scheme), scheme).transcode(form)
+    layer, engine = torch.nn.Module(), SimpleNamespace(additional_config={})
+    method = linear.SparseLinearMethod(fs.FlashSparseConfig(), ["q"], "q", Summary())
+    method._hold(layer, packed, engine)
+    lengths = engine.additional_config.get(LENGTHS, {})
+    for own, spec in form.format.tensors(form, packed.shape).items():
+        held, tensor = getattr(layer, own), packed.tensors[own]
+        assert held[: len(tensor)].equal(tensor)
+        assert held[len(tensor) :].count_nonzero() == 0
+        assert (f"q.{own}" in lengths) == (None in spec.shape)
+        assert lengths.get(f"q.{own}", 0) in (0, *held.shape)
+
+
+def test_exact_weights_multiply_with_room_in_their_list():
+    """As a GPU has them: kernels go by the offsets, and so does what a CPU has of their ops."""
+    from flashsparse_plugin.integrations.vllm.linear import _padded
+
+    stored = fs.get_format("lossless")
+    form = stored.runtime(stored.scheme(torch.bfloat16), torch.device("cuda"))
+    weight = torch.randn(300, 520, dtype=torch.bfloat16)
+    weight[:16, :40] = 2.0**-100
+    packed = form.format.pack(weight, form)
+    tensors = _padded(packed)
+    assert len(tensors["listed"]) > int(tensors["listed_offsets"][-1]) > 0
+    roomy = fs.PackedWeight(form, packed.shape, tensors).validate("q")
+    x = torch.randn(3, 520, dtype=torch.bfloat16)
+    assert roomy.linear(x).equal(packed.linear(x)) and roomy.unpack().equal(weight)
+
+
 def test_routers_and_classification_heads_stay_dense():
     """vLLM's routers are linear layers, where those of transformers mostly are not."""
     from vllm.model_executor.layers.fused_moe import GateLinear
