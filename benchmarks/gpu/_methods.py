@@ -12,8 +12,8 @@ from typing import Any
 from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 AUTO = "auto"  # in the place of a format: what should be fastest for each layer
-COMPARISONS = ("weights", "codes", "patterns", "step", "fewer", "attention")
-FOLLOWING = ("patterns", "step", "fewer")  # with weights that follow patterns
+COMPARISONS = ("weights", "codes", "patterns", "step", "experts", "fewer", "attention")
+FOLLOWING = ("patterns", "step", "experts", "fewer")  # with weights that follow patterns
 # Of tiled_bitmap: zeros anywhere.
 CODES = {
     "tiled_bitmap": {},
@@ -22,6 +22,17 @@ CODES = {
 }
 TWO_OF_FOUR_FP8 = PatternOptions(n=2, m=4, values="fp8_e4m3")
 TWO_OF_FOUR_INT4 = PatternOptions(n=2, m=4, values="int4", group=128)
+TWO_OF_FOUR_INT8 = PatternOptions(n=2, m=4, values="int8")
+# vLLM's own attention: what its users have without us.
+VLLM_FP8 = {"sparse_method": "none", "decode_attention": "default", "quantization": "fp8"}
+# Weights and inputs in fp8, the inputs by a scale that the checkpoint has: nothing measures them.
+STATIC_FP8 = {
+    "sparse_method": "none",
+    "decode_attention": "default",
+    "hf_overrides": json.dumps(
+        {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
+    ),
+}
 # What stands around the products: settings of the plugin, and how tables call them.
 AROUND: dict[str, Mapping[str, str]] = {
     "": {},
@@ -66,7 +77,7 @@ class Method:
         ]
         settings = dict(self.settings)
         if zeros is not None and self.options.get("sparse_method") != "none":
-            settings["sparsity"] = zeros
+            settings.setdefault("sparsity", zeros)
         if settings:
             found += ["--additional-config", json.dumps({"flashsparse": settings})]
         return found
@@ -112,9 +123,21 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
             Method("fp8", "fp8 on 1", fp8, exact=False),
             Method("2of4-fp8_e4m3", "2:4 fp8 on 1", packed, settings, exact=False),
         ]
+    if arguments.compare in ("step", "experts"):
+        vllm = dense | {"decode_attention": "default"}
+        methods = [Method("none", "dense", vllm), Method("fp8", "fp8", VLLM_FP8, exact=False)]
+    if arguments.compare == "experts":
+        for options in (TWO_OF_FOUR_INT8, TWO_OF_FOUR_INT4):
+            own = {"options": options.model_dump(), "experts": "packed"}
+            name = f"2of4-{options.values}-experts"
+            packed = {"sparse_method": "nm_vector"}
+            methods.append(Method(name, options.title, packed, own, exact=False))
+        return methods
     if arguments.compare == "step":
-        fp8 = dense | {"quantization": "fp8"}
-        methods = [Method("none", "dense", dense), Method("fp8", "fp8", fp8, exact=False)]
+        if arguments.dummy:
+            methods.append(Method("fp8-static", "fp8, static", STATIC_FP8, exact=False))
+        exact = {"sparse_method": "lossless"}
+        methods.append(Method("lossless", "lossless", exact, {"sparsity": 0.0}))
         for options in (TWO_OF_FOUR_FP8, TWO_OF_FOUR_INT4):
             for around, settings in AROUND.items():
                 label = options.title + around

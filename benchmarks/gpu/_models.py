@@ -51,9 +51,34 @@ def _opt(hidden: int, layers: int, heads: int) -> Shape:
     }
 
 
+def _qwen3_moe(
+    hidden: int, inner: int, layers: int, heads: int, kv: int, experts: int, each: int, words: int
+) -> Shape:
+    """A mixture of so many experts, of which a token has `each`."""
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "moe_intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": 128,
+        "num_experts": experts,
+        "num_experts_per_tok": each,
+        "norm_topk_prob": True,
+        "vocab_size": words,
+        "max_position_embeddings": 8192,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+    }
+
+
 SHAPES = {
     "llama-3-8b": _llama(4096, 14336, 32, 32, 8, 128256),
     "llama-3-70b": _llama(8192, 28672, 80, 64, 8, 128256),
+    "qwen3-30b-a3b": _qwen3_moe(2048, 768, 48, 32, 4, 128, 8, 151936),
     "opt-30b": _opt(7168, 48, 56),
     "opt-66b": _opt(9216, 64, 72),
     "smollm2-135m": _llama(576, 1536, 30, 9, 3, 49152, tied=True),

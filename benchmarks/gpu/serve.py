@@ -27,7 +27,10 @@ sides, beside vLLM's fp8; fewer runs dense weights on --gpus beside vLLM's fp8 a
 fp8 values, on one GPU each; patterns runs weights that follow 2:4 and 8:32 with vectors of 32 rows
 (75% zeros), in 16 bits and in 8 and 4, beside dense ones in 16 bits and in vLLM's fp8; tokens are
 compared for 16 bits. step runs 2:4 with fp8 and int4 values as vLLM's step has them, with our
-kernels between products ("early"), and with the output head in 8 bits, too; beside dense and fp8.
+kernels between products ("early"), and with the output head in 8 bits, too; beside lossless, dense
+and fp8, with --dummy also fp8 whose scales of inputs are in the checkpoint. experts runs a mixture
+(--model qwen3-30b-a3b --dummy) with its experts packed, beside dense and fp8. In these two the
+rivals have vLLM's own attention, as without us.
 attention runs dense weights with vLLM's attention and with ours (--prompt makes contexts longer).
 
 Results are saved after each step; --limit ends the program after so many seconds, --only picks some
@@ -126,8 +129,8 @@ def server_options(
 def cache_bytes(shape: Shape, length: int, most: int) -> int:
     """Bytes of keys and values, in 16 bits, of so many requests of so many tokens, and one more."""
     heads = shape["num_attention_heads"]
-    token = 2 * 2 * shape["num_hidden_layers"] * shape["hidden_size"]
-    token = token * shape.get("num_key_value_heads", heads) // heads
+    width = shape.get("head_dim", shape["hidden_size"] // heads)
+    token = 2 * 2 * shape["num_hidden_layers"] * shape.get("num_key_value_heads", heads) * width
     return token * (length + 16) * (most + 1)
 
 

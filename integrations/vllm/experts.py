@@ -25,7 +25,8 @@ from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 from flashsparse_plugin.pruning import prune_for
 
 from .caching import LENGTHS, count_into_cache_key
-from .settings import SettingsError
+from .loading import made_up
+from .settings import DUMMY, SettingsError
 from .summary import Summary
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # of the gate, times up
@@ -98,6 +99,9 @@ class SparseExpertsMethod(FusedMoEMethodBase):
         """Is called when the whole checkpoint was read (and by some loaders more than once)."""
         if self.stacks:
             return
+        vllm_config = get_current_vllm_config()
+        if vllm_config.load_config.load_format == DUMMY:
+            self._make_up()
         for number in range(self.experts):
             for shard in ("w1", "w2", "w3"):
                 if (number, shard) not in self.parts:
@@ -108,7 +112,6 @@ class SparseExpertsMethod(FusedMoEMethodBase):
                     )
         for name in [own for own, _ in layer.named_parameters(recurse=False) if _is_ours(own)]:
             delattr(layer, name)
-        vllm_config = get_current_vllm_config()
         for stem, shards in _PARTS.items():
             format = self.schemes[shards[0]].format
             joined = [
@@ -143,6 +146,16 @@ class SparseExpertsMethod(FusedMoEMethodBase):
         """(out_features, in_features) of a projection on disk."""
         inner = self.inner * self.moe.moe_parallel_config.tp_size
         return (self.hidden, inner) if shard == "w2" else (inner, self.hidden)
+
+    def _make_up(self) -> None:
+        """Gives all experts the same random numbers and zeros, where no weights are read."""
+        sparsity = self.config.sparsity
+        assert sparsity is not None  # refused before
+        for shard, scheme in self.schemes.items():
+            shape = (self.hidden, self.inner) if shard == "w2" else (self.inner, self.hidden)
+            weight = made_up(shape, scheme, sparsity, self.device)
+            packed = self._pack(f"{self.name}.0.{shard}", weight, shape, scheme)
+            self.parts |= {(number, shard): packed for number in range(self.experts)}
 
     def _loader(self, layer: nn.Module, own: str) -> Callable[..., bool | None]:
         def load(

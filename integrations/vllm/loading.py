@@ -120,15 +120,7 @@ class LayerLoader:
         sparsity = self.config.sparsity
         assert sparsity is not None  # refused before
         self.scheme = self.scheme_of(self.dtype)
-        # Where the layer runs: a GPU makes up in seconds what takes a CPU many minutes.
-        generator = torch.Generator(self.device).manual_seed(0)
-        weight = torch.empty(self.shape, dtype=self.scheme.dtype, device=self.device)
-        weight.uniform_(-1e-3, 1e-3, generator=generator)
-        if self.scheme.format.options_for(weight) != {}:  # a pattern has its own share of zeros
-            weight = self.scheme.format.conform(weight, self.scheme)
-        else:
-            zeros = torch.rand(self.shape, generator=generator, device=self.device) < sparsity
-            weight[zeros] = 0
+        weight = made_up(self.shape, self.scheme, sparsity, self.device)
         self.missing.clear()
         self.finish(weight)
 
@@ -255,6 +247,26 @@ class LayerLoader:
 
     def _shard(self, shard_id: ShardId) -> str:
         return repr(self.name) if shard_id is None else f"{self.name!r} (shard {shard_id})"
+
+
+def made_up(
+    shape: tuple[int, int], scheme: Scheme, sparsity: float, device: torch.device
+) -> Tensor:
+    """A weight of random numbers, of which a share is zero, or those that a pattern has so.
+
+    Args:
+        shape: Of the weight.
+        scheme: How it is to be packed.
+        sparsity: The share, where it is not the scheme's.
+        device: Where it is made: a GPU makes up in seconds what takes a CPU many minutes.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    weight = torch.empty(shape, dtype=scheme.dtype, device=device)
+    weight.uniform_(-1e-3, 1e-3, generator=generator)
+    if scheme.format.options_for(weight) != {}:  # a pattern has its own share of zeros
+        return scheme.format.conform(weight, scheme)
+    weight[torch.rand(shape, generator=generator, device=device) < sparsity] = 0
+    return weight
 
 
 def _parameter(tensor: Tensor) -> Parameter:

@@ -46,7 +46,7 @@ from .head import TiedEmbeddingMethod, TiedHeadMethod
 from .linear import SparseLinearMethod
 from .loading import refuse_reordered
 from .preflight import packed_layers
-from .settings import DUMMY, METHOD, SettingsError, first_line, merge, settings_of
+from .settings import METHOD, SettingsError, first_line, merge, settings_of
 from .summary import Summary, logger
 
 # Gate, down and up projection of experts, as checkpoints call them.
@@ -217,7 +217,7 @@ class FlashSparseQuantization(QuantizationConfig):
             dense = dense or config.experts != "packed" or config.is_open or listed
         elif not stored:
             dense = True
-        if dense or vllm_config.load_config.load_format == DUMMY:
+        if dense:
             self.summary.left_dense(prefix, "experts")
             return None
         kinds = {name.rpartition(".")[2] for name in stored}

@@ -201,11 +201,27 @@ def test_what_is_compared():
 
 def test_what_stands_around_the_products():
     methods = methods_of(serve.options().parse_args(["--compare", "step"]))
-    assert [each.name for each in methods[:5]] == [
-        "none", "fp8", "2of4-fp8_e4m3", "2of4-fp8_e4m3-early", "2of4-fp8_e4m3-early-head"
+    assert [each.name for each in methods[:6]] == [
+        "none", "fp8", "lossless",
+        "2of4-fp8_e4m3", "2of4-fp8_e4m3-early", "2of4-fp8_e4m3-early-head",
     ]  # fmt: skip
-    settings = json.loads(methods[4].flags(None)[-1])["flashsparse"]
+    settings = json.loads(methods[5].flags(None)[-1])["flashsparse"]
     assert settings["decode_kernels"] == "early" and settings["head"] == "int8"
+    rivals = [each for each in methods if each.options["sparse_method"] == "none"]
+    assert all(each.options["decode_attention"] == "default" for each in rivals)
+    made_up = methods_of(serve.options().parse_args(["--compare", "step", "--dummy"]))
+    assert "fp8-static" in [each.name for each in made_up]  # no checkpoint has its scales
+    (lossless,) = (each for each in made_up if each.name == "lossless")
+    assert json.loads(lossless.flags(0.8)[-1])["flashsparse"]["sparsity"] == 0
+
+
+def test_experts_beside_those_of_vllm():
+    methods = methods_of(serve.options().parse_args(["--compare", "experts"]))
+    packed = [json.loads(each.flags(0.8)[-1])["flashsparse"] for each in methods[2:]]
+    assert [each["options"]["values"] for each in packed] == ["int8", "int4"]
+    assert {each["experts"] for each in packed} == {"packed"}
+    shape = SHAPES["qwen3-30b-a3b"]  # heads of 128, which its hidden size does not say
+    assert serve.cache_bytes(shape, 84, 0) == 100 * 2 * 2 * 48 * 4 * 128
 
 
 def test_traffic_with_clients_of_its_own(ran, tmp_path):

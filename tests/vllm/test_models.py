@@ -229,6 +229,11 @@ def jobs(models, tmp_path_factory):
             additional_config={"flashsparse": {"sparsity": 0.9, "options": {"n": 2, "m": 4}}},
             **made_up | {"sparse_method": "nm_vector"},
         ),
+        "dummy experts": job(
+            models["router"][0],
+            additional_config={"flashsparse": {**pattern, "sparsity": 0.9, "experts": "packed"}},
+            load_format="dummy",
+        ),
         "dummy of unknown sparsity": job(dense, **made_up),
         "sharded": job(packed, load_format="sharded_state"),
         "unmarked": job(without_method(packed, folder / "unmarked")),
@@ -535,6 +540,13 @@ def test_made_up_weights_have_the_zeros_of_the_model(results, name, sparsity):
 def test_made_up_weights_follow_the_pattern_that_is_asked_for(results):
     assert "error" not in results["dummy of a pattern"], results["dummy of a pattern"]
     assert kinds(results["dummy of a pattern"], "qkv_proj", "down_proj") == {SPARSE}
+
+
+def test_experts_are_made_up_where_they_are_packed(results):
+    result = results["dummy experts"]
+    assert kinds(result, "qkv_proj", "o_proj") == {SPARSE}
+    assert "SparseExpertsMethod" in result["layers"].values()
+    assert "experts" not in result["log"][-1]  # none of them left dense
 
 
 def test_layers_share_compiled_graphs(results, expected, models):
