@@ -95,6 +95,28 @@ def test_each_gpu_has_a_plan_of_its_own(kernel):
             assert own.seconds == min(alike)
 
 
+@pytest.mark.parametrize("kernel", PRODUCTS)
+@settings(max_examples=20)
+@given(
+    shape=st.tuples(st.integers(1, 40_000), st.integers(1, 40_000)),
+    tokens=st.sampled_from((1, 2, 8, 16, 33, 64, 200, 1000)),
+    gpu=st.sampled_from(GPUS),
+)
+def test_ops_plan_the_launches_that_are_told_of(kernel, shape, tokens, gpu):
+    """On a device an op knows its multiprocessors, shared memory and bus, but no rates: no launch
+    may depend on one."""
+    own = PRODUCTS[kernel]
+    share = own.nbytes / math.prod(own.shape)
+    product = replace(own, shape=shape, tokens=tokens, nbytes=round(share * math.prod(shape)))
+    rates = {"memory": 1 / 7, "l2": 1 / 3, "clock": 1 / 2, "arithmetic": 1 / 5}
+    other = replace(gpu, **{name: getattr(gpu, name) * share for name, share in rates.items()})
+    try:
+        told = plan.plan(kernel, product, gpu)
+    except RuntimeError:
+        return
+    assert plan.plan(kernel, product, other).numbers == told.numbers
+
+
 def test_several_launches_take_as_long_as_each():
     """Of int8 with 32 tokens at most: three times the bytes."""
     one, three = (Product((28672, 8192), tokens, 130 << 20, "int8") for tokens in (32, 96))

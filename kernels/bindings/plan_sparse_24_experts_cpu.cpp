@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans of the two products of a layer of experts in sparse_24: "up", of gate and up projections,
-// with [intermediate, hidden] as its shape, and "down", with [hidden, intermediate]. By calculation
-// from the decode kernel's rates: not timed yet.
+// with [intermediate, hidden] as its shape, and "down", with [hidden, intermediate].
 #include <cmath>
 
 #include "bindings/plan.h"

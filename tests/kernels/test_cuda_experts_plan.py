@@ -7,12 +7,14 @@ import statistics
 from collections import defaultdict
 
 import _results
+import pytest
 
 from flashsparse_plugin.gpu import Gpu
 from flashsparse_plugin.ops.plan import Product, candidates, plan
 
 LAYERS = {"Qwen3-30B-A3B": (768, 2048, 128, 8), "Mixtral-8x7B": (14336, 4096, 8, 2)}
 VALUES = {"2:4": ("native", 0), "2:4, int8": ("int8", 0), "2:4, int4 by 128": ("int4", 128)}
+GPUS = {"H100": "nvidia-h100-80gb-hbm3", "H200": "nvidia-h200"}
 Point = tuple[str, str, int]  # model, kind, tokens
 
 
@@ -25,26 +27,29 @@ def product_of(point: Point, name: str) -> Product:
     return Product(shape, tokens, nbytes, values, group, (2, 4, 1), experts=(experts, top_k))
 
 
-def planned(point: Point, name: str) -> tuple[int, ...]:
-    return plan(f"sparse_24_experts.{name}", product_of(point, name), Gpu.known("H100")).numbers
+def planned(point: Point, name: str, gpu: str) -> tuple[int, ...]:
+    return plan(f"sparse_24_experts.{name}", product_of(point, name), Gpu.known(gpu)).numbers
 
 
-def measured() -> dict[Point, dict[tuple[str, tuple[int, ...]], float]]:
+def measured(gpu: str) -> dict[Point, dict[tuple[str, tuple[int, ...]], float]]:
     """Microseconds of a layer with a launch of one of its products, by layers."""
     found: dict[Point, dict[tuple[str, tuple[int, ...]], float]] = defaultdict(dict)
-    path = _results.FOLDER / "nvidia-h100-80gb-hbm3" / "experts_launches.csv"
+    path = _results.FOLDER / GPUS[gpu] / "experts_launches.csv"
     for row in _results.read(path)["rows"]:
+        if row["product"] == "planned":
+            continue
         launch = tuple(map(int, row["launch"].split()))
         found[row["model"], row["kind"], row["tokens"]][row["product"], launch] = row["us"]
     return found
 
 
-def test_plans_are_near_the_fastest_launches():
+@pytest.mark.parametrize("gpu", GPUS)
+def test_plans_are_near_the_fastest_launches(gpu):
     """After a change of the plan, measure: benchmarks/gpu/experts_launches.py."""
     lost, of_shapes = [], []
-    for point, times in measured().items():
+    for point, times in measured(gpu).items():
         for name in ("up", "down"):
-            launch = planned(point, name)
+            launch = planned(point, name, gpu)
             own = {numbers: us for (product, numbers), us in times.items() if product == name}
             of_shape = [us for numbers, us in own.items() if numbers[0] == launch[0]]
             lost.append(own[launch] / min(of_shape))
@@ -55,8 +60,9 @@ def test_plans_are_near_the_fastest_launches():
 
 
 def test_products_of_a_layer_share_their_blocks_of_slots():
-    for point in measured():
-        assert planned(point, "up")[0] == planned(point, "down")[0]
+    for gpu in GPUS:
+        for point in measured(gpu):
+            assert planned(point, "up", gpu)[0] == planned(point, "down", gpu)[0]
 
 
 def test_launches_of_every_shape_are_compared():

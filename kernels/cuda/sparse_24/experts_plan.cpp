@@ -19,12 +19,11 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Fitted to every candidate of six numbers of tokens, three value types and the layers of
 // Qwen3-30B-A3B and Mixtral 8x7B on an H100 (experts_launches.csv): 7% off on average; what it
 // takes for the fastest loses 0.8%, at most 9%.
-constexpr double kMemory =
-    1.11;  // of the GPU's own rate, whose row tiles are not all at once there
-constexpr double kUsualMemory = 24.2e3;  // bytes per microsecond and SM of a GPU that is not known
-constexpr double kL2 = 24.4e3;           // the same, of x and of weights that are read again
-constexpr double kClock = 1.75e3;        // clocks of a sub-core per microsecond
-constexpr double kTile = 0.81;           // microseconds of the epilogue of a row tile
+constexpr double kMemory = 1.06;       // of the bus, as row tiles are not all there at once
+constexpr double kUsualMemory = 27e3;  // bytes per microsecond and SM where the bus is not known
+constexpr double kL2 = 24.4e3;         // the same, of x and of weights that are read again
+constexpr double kClock = 1.75e3;      // clocks of a sub-core per microsecond
+constexpr double kTile = 0.81;         // microseconds of the epilogue of a row tile
 // A sub-core with fewer warps than this waits for latency: its instructions take longer by the
 // ratio.
 constexpr double kBusyWarps = 6.1;
@@ -64,8 +63,7 @@ double cost(const ExpertsPlan& plan, const ExpertsProduct& product, const Gpu& g
   const double each = static_cast<double>(product.slots()) / active;  // slots of an expert
   const double x = static_cast<double>(product.cols) * 2 * std::min<double>(tokens, each) /
                    (plan.x_resident(product.cols) ? sets : 1);
-  const double memory =
-      kMemory * (gpu.memory > 0 ? gpu.memory / gpu.multiprocessors : kUsualMemory);
+  const double memory = gpu.bus > 0 ? kMemory * gpu.bus / gpu.multiprocessors : kUsualMemory;
   const double bytes = weight * first / memory + (weight * (1 - first) + x) / kL2;
   const bool native = product.unit.type == ValueType::kNative;
   const double clocks = ((native ? kNativeClocks : kCodesClocks) +
