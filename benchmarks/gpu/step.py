@@ -85,6 +85,9 @@ class Between:
         self.signals = way == "at_end"
         functions = _add_rms_norm, _rope, _silu_mul
         if way != "ours" and device.type == "cuda":
+            # Past the limit torch would run them eagerly, and the time be that of something else.
+            torch._dynamo.config.recompile_limit = 64
+            torch._dynamo.config.fail_on_recompile_limit_hit = True
             # Named even where false: what was compiled with other options is not taken for it.
             options = {"triton.enable_pdl": self.signals}
             functions = tuple(
