@@ -31,6 +31,7 @@ COMPARED = {
 FIGURES = {
     "tokens_per_gpu_s": ("tokens/s a GPU", ",.0f", True),
     "ms_per_token": ("ms a token", ",.1f", False),
+    "graph_ms": ("GPU, ms a token without head", ",.2f", False),
     "first_token_ms": ("first token, ms", ",.1f", False),
 }
 
@@ -132,7 +133,9 @@ def traffic(result: Result) -> str:
     for figure, (title, decimals, more) in FIGURES.items():
         for kind, clients in asked:
             found = [points.get((kind, clients, name)) for name in names]
-            values = [row and row[figure] for row in found]
+            values = [row and row.get(figure) for row in found]
+            if not any(values):
+                continue  # not measured
             cells.append(line(f"{title}: {kind}, {clients}", values, decimals, more))
     sizes = [run.get("gpu_bytes", 0) / 1e9 for run in runs.values()]
     if any(sizes):

@@ -35,8 +35,10 @@ attention runs dense weights with vLLM's attention and with ours (--prompt makes
 
 Results are saved after each step; --limit ends the program after so many seconds, --only picks some
 of what is compared. --together starts all servers at once, which takes as long as one, and measures
-one after the other while the others are held (SIGSTOP): they share the GPU's memory. Without a GPU,
-`--model tiny` shows that the program works.
+one after the other while the others are held (SIGSTOP): they share the GPU's memory. --profile adds
+how long the GPU takes for the CUDA graph of a decode step (graph_ms); beyond that a step takes the
+output head, the sampler, and the host. Mixtures route tokens to experts at random, as weights that
+are made up would route all of them alike. Without a GPU, `--model tiny` shows that it works.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import re
 import sys
 import tempfile
@@ -57,10 +60,10 @@ from typing import Any
 
 import torch
 from _agreement import COMPARED, PROMPT, compare, texts_of
-from _communication import profile, profiler_options
 from _device import _results, _server, machine
 from _methods import AUTO, COMPARISONS, FOLLOWING, Method, methods_of
 from _models import SHAPES, SPARSITY, Shape, make_checkpoint, make_config
+from _profile import exchange_share, graph_ms, profile, profiler_options
 from _serve_report import line_of, show
 from _traffic import TRAFFICS, Traffic, measure, traffic_of
 
@@ -77,6 +80,7 @@ TOLD = (
     "KV cache size",
 )
 LOADED = re.compile(r"Model loading took ([\d.]+) GiB")
+ROUTING = "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"
 STARTED = time.monotonic()
 
 Result = dict[str, Any]
@@ -109,7 +113,9 @@ def server_options(
     options = ["--dtype", "bfloat16", "--max-model-len", str(length), "--max-num-seqs", str(most)]
     options += ["--no-enable-prefix-caching", "--logprobs-mode", "raw_logits"]
     if method.gpus > 1:
-        options += ["--tensor-parallel-size", str(method.gpus), *profiler_options(traces_of(log))]
+        options += ["--tensor-parallel-size", str(method.gpus)]
+    if method.gpus > 1 or arguments.profile:
+        options += profiler_options(traces_of(log))
     if not torch.cuda.is_available():  # there the option is about main memory
         options += ["--gpu-memory-utilization", "0.3"]
     if arguments.eager:
@@ -193,13 +199,16 @@ def run(
                 row = {"traffic": traffic.name, "clients": clients}
                 row |= {"tokens_in": traffic.prompt, "tokens_out": traffic.output}
                 row |= measure(it.url, model, traffic, clients, method.gpus)
+                if arguments.profile:
+                    work = partial(measure, it.url, model, PROFILED, clients, method.gpus)
+                    row["graph_ms"] = graph_ms(profile(it.url, traces_of(log), work))
                 result["rows"].append(row)
                 print(f"  {method.label}, {line_of(row)}", flush=True)
                 save(result)
             if method.gpus > 1:
-                traces = traces_of(log)
                 work = partial(measure, it.url, model, PROFILED, max(CLIENTS[:2]), method.gpus)
-                if (share := profile(it.url, traces, work)) is not None:
+                kernels = profile(it.url, traces_of(log), work)
+                if (share := exchange_share(kernels)) is not None:
                     result["exchange_share"] = round(share, 3)
     except (RuntimeError, OSError) as error:
         result["failed"] = str(error).strip().splitlines()[-1]
@@ -268,6 +277,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--dummy", action="store_true", help="make weights up, write none")
     parser.add_argument("--only", nargs="+", help="of what is compared, by the names in results")
     parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
+    parser.add_argument("--profile", action="store_true", help="GPU time of a step, too")
     parser.add_argument("--limit", type=float, help="seconds for everything")
     parser.add_argument("--together", action="store_true", help="start all servers at once")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
@@ -291,6 +301,9 @@ def main() -> int:
     shape["num_hidden_layers"] = arguments.layers or shape["num_hidden_layers"]
     arguments.out.mkdir(parents=True, exist_ok=True)
     about = machine(torch.device("cuda" if cuda else "cpu"))
+    if arguments.compare == "experts":
+        os.environ.setdefault(ROUTING, "uniform_random")
+        about["routing"] = os.environ[ROUTING]
     results: dict[str, Result] = {}
     agreements: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import _agreement
-import _communication
+import _profile
 import _traffic
 import pytest
 import serve
@@ -50,12 +50,18 @@ def ran(monkeypatch, tmp_path):
         monkeypatch.setattr(_server, "serving", serving)
         monkeypatch.setattr(_server, "held", held)
         monkeypatch.setattr(_traffic, "_bench", bench or figures)
-        monkeypatch.setattr(serve, "profile", lambda url, folder, work: work() and 0.25)
+        monkeypatch.setattr(serve, "profile", lambda url, folder, work: work() and KERNELS)
         command = ["serve.py", "--model", "tiny", "--out", str(tmp_path), *options]
         monkeypatch.setattr(sys, "argv", command)
         return serve.main(), started
 
     return run
+
+
+KERNELS = [
+    {"name": name, "ts": ts, "dur": 1000.0, "args": {"correlation": 1}}
+    for ts, name in ((0.0, "ncclKernel"), (500.0, "gemm"), (1500.0, "gemm"), (3000.0, "gemm"))
+]  # a quarter of the time are exchanges; the launch takes 4 ms
 
 
 def figures(url, model, traffic, clients):
@@ -134,18 +140,42 @@ def test_fewer_gpus(ran, tmp_path):
     assert '"values": "fp8_e4m3"' in joined[2] and "--sparse-method nm_vector" in joined[2]
 
 
-def test_the_share_of_exchanges_of_all_gpus(tmp_path):
+def test_the_kernels_of_all_gpus(tmp_path):
     def event(name, dur, cat="kernel"):
         return {"name": name, "dur": dur, "cat": cat}
 
     with pytest.raises(RuntimeError, match="left no trace"):
-        _communication.share_of(tmp_path)
+        _profile.kernels_of(tmp_path, set())
     one = [event("ncclDevKernel_AllReduce_Sum", 10), event("gemm", 30), event("gemm", 99, "cpu_op")]
     other = [event("void vllm::cross_device_reduce_1stage", 20), event("gemm", 20)]
     (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": one}))
     packed = gzip.compress(json.dumps({"traceEvents": other}).encode())
     (tmp_path / "rank1.json.gz").write_bytes(packed)
-    assert _communication.share_of(tmp_path) == 30 / 80
+    kernels = _profile.kernels_of(tmp_path, {*tmp_path.iterdir()})
+    assert _profile.exchange_share(kernels) == 30 / 80
+    assert _profile.exchange_share([]) is None
+
+
+def test_the_time_of_a_graph_is_that_of_the_whole_step():
+    """Kernels may overlap; small launches around it, and a graph of a part, are no step."""
+
+    def launch(number, begin, count):
+        return [
+            {"ts": begin + 900 * i, "dur": 1000, "args": {"correlation": number}}
+            for i in range(count)
+        ]
+
+    steps = [launch(number, 10_000 * number, 10) for number in range(3)]
+    around = [launch(3, 50_000, 1), launch(4, 51_000, 4)]
+    assert _profile.graph_ms(sum(steps + around, [])) == 9.1
+    assert _profile.graph_ms([]) is None and _profile.graph_ms(launch(1, 0, 1)) is None
+
+
+def test_the_time_of_the_gpu_is_beside_that_of_a_step(ran, tmp_path):
+    _, started = ran("--clients", "1", "8", "--profile", "--traffic", "decoding")
+    rows = _results.read(tmp_path / "traffic-tiny.csv")["rows"]
+    assert [row["graph_ms"] for row in rows] == [4.0] * 4
+    assert all("--profiler-config" in flags for flags in started.values())
 
 
 def test_the_time_limit_keeps_what_was_measured(ran, tmp_path, capsys):
