@@ -119,7 +119,7 @@ void wgmma_product(const LinearInputs& inputs, const ExactUnits& packed, const G
     STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
   }
   const TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
-  STD_CUDA_CHECK(cuda::exact_units_wgmma(arguments, map, plan, stream));
+  STD_CUDA_CHECK(cuda::exact_units_wgmma(arguments, map, plan, begins_early(inputs.x), stream));
 }
 
 // Dense tensor cores on decoded units, by the decode kernel or the prefill kernel up to the

@@ -29,7 +29,7 @@ sparse_24::WgmmaPlan wgmma_launch(const LinearInputs& inputs, const Units& packe
 }
 
 void launch_wgmma(const LinearInputs& inputs, const Units& packed, const sparse_24::WgmmaPlan& plan,
-                  const TiledMatrix& x, const float* x_scales, Tensor& y) {
+                  const TiledMatrix& x, const float* x_scales, bool early, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const cudaStream_t stream = current_stream(inputs.x);
   Partials partials(inputs.x, plan.partial_floats(rows, tokens));
@@ -50,7 +50,7 @@ void launch_wgmma(const LinearInputs& inputs, const Units& packed, const sparse_
     STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
   }
   const bool bfloat16 = y.scalar_type() == ScalarType::BFloat16;
-  STD_CUDA_CHECK(cuda::sparse_24_wgmma(arguments, x, plan, bfloat16, stream));
+  STD_CUDA_CHECK(cuda::sparse_24_wgmma(arguments, x, plan, bfloat16, early, stream));
 }
 
 void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu, const FewX& x,
@@ -134,7 +134,7 @@ void wgmma_product(const LinearInputs& inputs, const Units& packed, const Gpu& g
   const auto plan = wgmma_launch(inputs, packed, gpu, 2);
   const TiledMatrix map{bits(x), inputs.tokens, inputs.in_features, row_length(x),
                         plan.copied_tokens()};
-  launch_wgmma(inputs, packed, plan, map, inputs.x_scales, y);
+  launch_wgmma(inputs, packed, plan, map, inputs.x_scales, begins_early(inputs.x), y);
 }
 
 // Sparse tensor cores, by the decode kernel or the prefill kernel up to the caller's numbers of

@@ -47,6 +47,6 @@ sparse_24::WgmmaPlan wgmma_launch(const LinearInputs& inputs, const Units& packe
 
 // Fills y by wgmma.sp in one launch; x_scales of tokens if x is quantized.
 void launch_wgmma(const LinearInputs& inputs, const Units& packed, const sparse_24::WgmmaPlan& plan,
-                  const TiledMatrix& x, const float* x_scales, Tensor& y);
+                  const TiledMatrix& x, const float* x_scales, bool early, Tensor& y);
 
 }  // namespace flashsparse

@@ -50,7 +50,8 @@ void wgmma_rounded_product(const LinearInputs& inputs, const Units& packed, cons
   const RoundedX x(inputs, packed.layout.type, gpu);
   const int64_t width = row_length(x.codes);
   const TiledMatrix map{bits(x.codes), inputs.tokens, width, width, plan.copied_tokens()};
-  launch_wgmma(inputs, packed, plan, map, x.scales.const_data_ptr<float>(), y);
+  // x was quantized by a kernel that signals launch_dependents.
+  launch_wgmma(inputs, packed, plan, map, x.scales.const_data_ptr<float>(), true, y);
 }
 
 void mma_rounded_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,

@@ -20,9 +20,9 @@ cudaError_t exact_units_linear(const exact_units::Arguments& arguments,
                                cudaStream_t stream);
 
 // Needs a plan whose broken_rule() is null for this product, and compute capability 9.0. The tiles
-// of `x` have plan.copied_tokens() rows.
+// of `x` have plan.copied_tokens() rows. `early` as above.
 cudaError_t exact_units_wgmma(const exact_units::WgmmaArguments& arguments, const TiledMatrix& x,
-                              const exact_units::WgmmaPlan& plan, cudaStream_t stream);
+                              const exact_units::WgmmaPlan& plan, bool early, cudaStream_t stream);
 
 // Unpacks units to weight[rows, cols], bfloat16, on `stream` of the current device; rows, cols >=
 // 1. Rows from a multiple of 16 on can be unpacked alone: pass their units, scales, slots and

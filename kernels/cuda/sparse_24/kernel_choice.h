@@ -13,13 +13,13 @@ namespace flashsparse::sparse_24 {
 constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? INT32_MAX : 192; }
 
 // Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h after
-// another kernel: on an H200 it takes 0.61 to 0.83 of the other's time with 1 and 8 tokens, 0.85 to
-// 0.89 with 16, or 1.01 where the other has a ring of weights, 1.1 to 1.5 with 24 and 32
-// (layers.csv). Of tall layers of few shapes the other kernel is slow.
+// another kernel: on an H200 it takes 0.59 to 0.81 of the other's time with 1 and 8 tokens, 0.80 to
+// 0.94 with 16, 1.0 to 1.4 with 24 and 32. (layers.csv, where the other used PDL; 1.3 us are
+// added to its times.) After a kernel that signals launch_dependents it gains more than the other,
+// whose blocks fill a multiprocessor. Of tall layers of few shapes the other kernel is slow.
 constexpr int64_t few_tokens(int64_t rows, int64_t cols, UnitLayout unit = {}) {
   constexpr int64_t kSmall = 8000000, kTall = 24576;
-  const bool has_ring = bits_of(unit.type) == 8 && !has_few_shapes(unit);
-  if (has_ring || (has_few_shapes(unit) && rows * cols <= kSmall)) return 8;
+  if (has_few_shapes(unit) && rows * cols <= kSmall) return 8;
   return has_few_shapes(unit) && rows > kTall ? 32 : 16;
 }
 

@@ -26,9 +26,10 @@ cudaError_t sparse_24_linear_codes(const mma_units::Arguments& arguments,
                                    cudaStream_t stream);
 
 // Needs a plan whose broken_rule() is null for this product, and compute capability 9.0. The tiles
-// of `x` have plan.copied_tokens() rows.
+// of `x` have plan.copied_tokens() rows. `early` as above.
 cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const TiledMatrix& x,
-                            const sparse_24::WgmmaPlan& plan, bool bfloat16, cudaStream_t stream);
+                            const sparse_24::WgmmaPlan& plan, bool bfloat16, bool early,
+                            cudaStream_t stream);
 
 // Quantizes x to e4m3 or int8 [tokens, quantised_stride(x_stride)], with scales of tokens
 // (cuda/mma_units/quantise_x.cuh). x is 16-byte aligned, its stride a multiple of 8, and zero past

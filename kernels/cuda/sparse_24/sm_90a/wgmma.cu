@@ -21,10 +21,11 @@ const sparse_24::WgmmaCompiled* compiled_for(const sparse_24::WgmmaPlan& plan) {
 namespace cuda {
 
 cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const TiledMatrix& x,
-                            const sparse_24::WgmmaPlan& plan, bool bfloat16, cudaStream_t stream) {
+                            const sparse_24::WgmmaPlan& plan, bool bfloat16, bool early,
+                            cudaStream_t stream) {
   const sparse_24::WgmmaCompiled& compiled = compiled_for(plan)[plan.shape];
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
-  return launch_wgmma(kernel, arguments, x, plan, true, stream);
+  return launch_wgmma(kernel, arguments, x, plan, early, stream);
 }
 
 }  // namespace cuda
