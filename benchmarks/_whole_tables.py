@@ -33,8 +33,8 @@ def step(result: Result) -> str:
 
 
 def experts(result: Result) -> str:
-    """Microseconds of a layer of experts, uniform routing and skewed."""
-    rows = result["rows"]
+    """Microseconds of a layer of experts, uniform routing and skewed, without unpacking."""
+    rows = [row for row in result["rows"] if not row["kind"].endswith(", unpacked")]
     counts = sorted({row["tokens"] for row in rows})
     cells = []
     for model in dict.fromkeys(row["model"] for row in rows):

@@ -38,7 +38,7 @@ def test_all_share_the_minutes_and_exist(run, capsys):
 
 
 def test_what_is_wrong_is_the_status_and_does_not_stop_the_rest(run, capsys):
-    code, ran = run("--only", "lossless,experts", failing=("lossless.py",))
+    code, ran = run("--only", "lossless,step", failing=("lossless.py",))
     assert code == 1 and len(ran) == 2
     assert "lossless   status 1" in capsys.readouterr().out
 
