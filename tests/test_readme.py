@@ -100,7 +100,7 @@ CLAIMS = {
     ),
     "keeps all in 75% of the bytes": lambda: round(exact_share(), 2) == 0.75,
     "[faster than bfloat16](docs/kernels-exact.md#times)": exact_is_faster,
-    "generate [one and a half times as many tokens](docs/results/serving.md#mixtures)": mixtures_are_faster,
+    "[one and a half times as many tokens](docs/results/serving.md#mixtures)": mixtures_are_faster,
     "says its card": lambda: "98.4% of dense" in PUBLISHED["2:4", "16 bits"][0],
     "**Models gain less than layers**": models_gain_less,
     "gain from N:M patterns only": prompts_gain_from_patterns_alone,
