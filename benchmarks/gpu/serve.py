@@ -293,6 +293,8 @@ def main() -> int:
         parser.error("no GPU here: only --model tiny makes sense")
     if cuda and arguments.gpus > torch.cuda.device_count():
         parser.error(f"--gpus {arguments.gpus}: this machine has {torch.cuda.device_count()}")
+    if arguments.compare == "experts" and not arguments.dummy:
+        parser.error("--compare experts makes weights up, and their routing: add --dummy")
     methods = {each.name: each for each in methods_of(arguments)}
     if unknown := set(arguments.only or ()) - set(methods):
         parser.error(f"--only: there are {', '.join(methods)}, not {', '.join(sorted(unknown))}")

@@ -245,11 +245,14 @@ def test_what_stands_around_the_products():
     assert json.loads(lossless.flags(0.8)[-1])["flashsparse"]["sparsity"] == 0
 
 
-def test_experts_beside_those_of_vllm():
+def test_experts_beside_those_of_vllm(ran, capsys):
     methods = methods_of(serve.options().parse_args(["--compare", "experts"]))
     packed = [json.loads(each.flags(0.8)[-1])["flashsparse"] for each in methods[2:]]
     assert [each["options"]["values"] for each in packed] == ["int8", "int4"]
     assert {each["experts"] for each in packed} == {"packed"}
+    with pytest.raises(SystemExit):
+        ran("--compare", "experts")
+    assert "add --dummy" in capsys.readouterr().err
     shape = SHAPES["qwen3-30b-a3b"]  # heads of 128, which its hidden size does not say
     assert serve.cache_bytes(shape, 84, 0) == 100 * 2 * 2 * 48 * 4 * 128
 
