@@ -8,7 +8,10 @@ from collections import defaultdict
 
 import _results
 import pytest
+import torch
 
+from flashsparse_plugin.experts.grouped import unpacking_is_faster
+from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.gpu import Gpu
 from flashsparse_plugin.ops.plan import Product, candidates, plan
 
@@ -57,6 +60,42 @@ def test_plans_are_near_the_fastest_launches(gpu):
     assert len(lost) >= 60
     assert statistics.geometric_mean(lost) < 1.02 and max(lost) < 1.12
     assert statistics.geometric_mean(of_shapes) < 1.03
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_estimates_are_near_what_the_fastest_launches_took(gpu):
+    ratios = []
+    for point, times in measured(gpu).items():
+        found = [
+            plan(f"sparse_24_experts.{name}", product_of(point, name), Gpu.known(gpu)).seconds
+            for name in ("up", "down")
+        ]
+        ratios.append(sum(found) * 1e6 / min(times.values()))
+    assert 0.92 < statistics.geometric_mean(ratios) < 1.08
+    assert min(ratios) > 0.8 and max(ratios) < 1.4  # Mixtral in 16 bits with 64 tokens
+
+
+def test_layers_unpack_where_they_are_faster_so():
+    """On an H200 no layer of up to 256 tokens is."""
+    rows = _results.read(_results.FOLDER / GPUS["H200"] / "experts_layer.csv")["rows"]
+    times = {(r["model"], r["tokens"], r["kind"]): r["layer_us"] for r in rows}
+    for model, tokens, kind in times:
+        if (model, tokens, f"{kind}, unpacked") not in times or kind not in VALUES:
+            continue
+        values, group = VALUES[kind]
+        options = {"n": 2, "m": 4} | ({} if values == "native" else {"values": values})
+        options |= {"group": group} if group else {}
+        stored = get_format("nm_vector").scheme(torch.bfloat16, options)
+        form = stored.format.runtime(stored, torch.device("cuda"))
+        inner, hidden, experts, top_k = LAYERS[model]
+        sizes = tuple(
+            experts * form.format.nbytes(form, shape)
+            for shape in ((2 * inner, hidden), (hidden, inner))
+        )
+        chosen = unpacking_is_faster(
+            form, (hidden, inner), sizes, tokens, (experts, top_k), ("NVIDIA H200", (9, 0))
+        )
+        assert not chosen, (model, tokens, kind)
 
 
 def test_products_of_a_layer_share_their_blocks_of_slots():
