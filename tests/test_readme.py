@@ -14,7 +14,7 @@ from flashsparse_plugin.known_quality import PUBLISHED
 
 README = " ".join((ROOT / "README.md").read_text().split())
 H200 = "nvidia-h200"
-PDL = "traffic-llama-3-8b-patterns-enable-pdl"
+STEP = "traffic-llama-3-8b-step"
 
 
 @functools.cache
@@ -65,7 +65,7 @@ def prompts_gain_from_patterns_alone():
 
 
 def models_gain_less():
-    tokens = [served(PDL, each, "decoding", 1, "tokens_per_gpu_s") for each in CLAIMED]
+    tokens = [served(STEP, each, "decoding", 1, "tokens_per_gpu_s") for each in CLAIMED]
     layers = choices.far_at(1, "2:4, 8-bit values")
     return 1 < tokens[0] / tokens[2] < min(layers)
 
@@ -107,10 +107,6 @@ CLAIMS = {
     "the first token takes [longer]": the_first_token_is_late,
     "compute capability 8.0 or newer": lambda: (
         "8.0 to 12.0" in (ROOT / "requirements" / "supported.csv").read_text()
-    ),
-    "both without PDL": lambda: (
-        "without it for dense weights and fp8"
-        in (ROOT / "docs" / "results" / "serving.md").read_text()
     ),
 }
 
