@@ -232,8 +232,8 @@ def test_a_layer_runs_saves_and_trains():
 def test_kernels_are_chosen_by_tokens_and_gpu():
     h200, *_, a100 = GPUS
     nbytes = FORM.pack(torch.ones(16, 256, dtype=torch.bfloat16), SCHEME).nbytes * 256 * 16
-    wanted = {1: ("few", "few"), 8: ("few", "few"), 9: ("many", "few"), 128: ("many", "few")}
-    wanted |= {512: ("many", "library"), 513: ("library", "library")}
+    wanted = {1: ("few", "few"), 8: ("few", "few"), 16: ("few", "few"), 128: ("many", "few")}
+    wanted |= {17: ("many", "few"), 512: ("many", "library"), 513: ("library", "library")}
     for tokens, kernels in wanted.items():
         for gpu, kernel in zip((h200, a100), kernels, strict=True):
             assert FORM.choose(SCHEME, (4096, 4096), nbytes, tokens, gpu) == kernel
