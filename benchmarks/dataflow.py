@@ -89,9 +89,9 @@ def served_times(result: Mapping[str, Any], dtype: torch.dtype) -> dict[Weight, 
 
 
 def _began_early(row: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
-    """Whether a launch began before the one in front of it, of which it had not to wait for x.
+    """Whether the launches of a row used PDL, as they do not after the kernel of another library.
 
-    Quantized x is written by a kernel of ours, after which a launch does begin early.
+    They do after ours that quantizes x.
     """
     if row["implementation"] != MANY or row["kind"] == DENSE or about["date"] >= PDL_UNTIL:
         return False

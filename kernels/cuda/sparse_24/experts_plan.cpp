@@ -32,8 +32,8 @@ constexpr double kBusyWarps = 6.1;
 constexpr double kNativeClocks = 20, kCodesClocks = 96, kTokenClocks = 16.3, kTokenPower = 1.5;
 // With 32 tokens dequantization hides less behind mma.
 constexpr double kCodesOf32 = 1.59;
-// Of the norm of what memory takes and what a warp's instructions take: neither hides all of the
-// other.
+// Exponent of the norm by which what memory takes joins what a warp's instructions take: neither
+// hides all of the other.
 constexpr double kSharpness = 2;
 
 // Blocks of slots of an expert on average, where each of `tokens` has it by chance.
