@@ -23,12 +23,11 @@ CODES = {
 TWO_OF_FOUR_FP8 = PatternOptions(n=2, m=4, values="fp8_e4m3")
 TWO_OF_FOUR_INT4 = PatternOptions(n=2, m=4, values="int4", group=128)
 TWO_OF_FOUR_INT8 = PatternOptions(n=2, m=4, values="int8")
-# vLLM's own attention: what its users have without us.
-VLLM_FP8 = {"sparse_method": "none", "decode_attention": "default", "quantization": "fp8"}
+# With vLLM's own attention: what its users have without us.
+VLLM = {"sparse_method": "none", "decode_attention": "default"}
+VLLM_FP8 = VLLM | {"quantization": "fp8"}
 # Weights and inputs in fp8, the inputs by a scale that the checkpoint has: nothing measures them.
-STATIC_FP8 = {
-    "sparse_method": "none",
-    "decode_attention": "default",
+STATIC_FP8 = VLLM | {
     "hf_overrides": json.dumps(
         {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
     ),
@@ -124,8 +123,7 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
             Method("2of4-fp8_e4m3", "2:4 fp8 on 1", packed, settings, exact=False),
         ]
     if arguments.compare in ("step", "experts"):
-        vllm = dense | {"decode_attention": "default"}
-        methods = [Method("none", "dense", vllm), Method("fp8", "fp8", VLLM_FP8, exact=False)]
+        methods = [Method("none", "dense", VLLM), Method("fp8", "fp8", VLLM_FP8, exact=False)]
     if arguments.compare == "experts":
         for options in (TWO_OF_FOUR_INT8, TWO_OF_FOUR_INT4):
             own = {"options": options.model_dump(), "experts": "packed"}
