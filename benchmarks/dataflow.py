@@ -34,10 +34,6 @@ DENSE = "dense"
 MEASURED = {"h200.json": "nvidia-h200", "h100.json": "nvidia-h100-80gb-hbm3"}  # table: folder
 KEPT = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256)  # tokens whose times ship
 Times = dict[int, dict[str, float]]  # seconds, by tokens and implementation
-# The wgmma kernel of 2:4 used PDL after any kernel until 2026-11-28, so that in layers.csv it began
-# before the launch in front of it had ended, as it does not after a norm. What it takes more there:
-# 1.5, 1.5, 0.6 and 1.6 us in the four layers of Llama 3 8B with 64 tokens, on an H200.
-PDL_UNTIL, BEGUN_LATE = "2026-11-28", 1.3e-6
 
 
 def dense_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
@@ -76,28 +72,15 @@ def packed_times(rows: Iterable[Mapping[str, Any]], format: str) -> dict[Weight,
     return found
 
 
-def served_times(result: Mapping[str, Any], dtype: torch.dtype) -> dict[Weight, Times]:
+def served_times(rows: Iterable[Mapping[str, Any]], dtype: torch.dtype) -> dict[Weight, Times]:
     """Times of layers.csv, without those of other libraries' products of fewer bits."""
     found: dict[tuple[tuple[int, int], str], Times] = {}
-    for row in (row for row in result["rows"] if row["kind"] in (DENSE, *KINDS)):
+    for row in (row for row in rows if row["kind"] in (DENSE, *KINDS)):
         times = found.setdefault((_shape(row), row["kind"]), {})
-        begun = BEGUN_LATE if _began_early(row, result["about"]) else 0.0
         for tokens in filter(str.isdigit, row):
             by_name = times.setdefault(int(tokens), {})
-            by_name[row["implementation"]] = round(row[tokens] * 1e-6 + begun, 10)
+            by_name[row["implementation"]] = row[tokens] * 1e-6
     return {_weight(*key, dtype): times for key, times in found.items()}
-
-
-def _began_early(row: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
-    """Whether the launches of a row used PDL, as they do not after the kernel of another library.
-
-    They do after ours that quantizes x.
-    """
-    if row["implementation"] != MANY or row["kind"] == DENSE or about["date"] >= PDL_UNTIL:
-        return False
-    scheme = KINDS[row["kind"]].scheme(torch.bfloat16)
-    form = scheme.format.runtime(scheme, torch.device("cuda"))
-    return form.format.name == "sparse_24" and not form.values.get("activations")
 
 
 def _key(weight: Weight) -> tuple[Any, ...]:
@@ -178,7 +161,7 @@ def tables() -> dict[str, Table]:
         about = gemm["about"]
         gpu = find_gpu(about["gpu"], (9, 0))
         times = {_key(weight): (weight, own) for weight, own in measured.items()}
-        for weight, own in served_times(served, torch.bfloat16).items():
+        for weight, own in served_times(served["rows"], torch.bfloat16).items():
             before = times.get(_key(weight), (weight, {}))[1]
             times[_key(weight)] = weight, {**_beyond(weight, own, before, gpu), **own}
         found[name] = _table(

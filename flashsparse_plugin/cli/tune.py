@@ -197,7 +197,7 @@ def _weights(
     from flashsparse_plugin.dataflow.tuner import packed_weight
 
     held = scheme.format.runtime(scheme, torch.device("cuda"))  # what loading will look up
-    if scheme.values:  # a pattern, which has one share of zeros
+    if held.format.is_fixed(held):  # a pattern, which has one share of zeros
         densities = [1.0]
     packed = [packed_weight(shape, held, d) for shape in shapes for d in densities]
     return [*(Weight(shape) for shape in shapes), *packed]

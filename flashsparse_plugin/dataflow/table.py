@@ -194,7 +194,7 @@ class Table(_Strict):
     def find(self, weight: Weight) -> Entry | None:
         """The entry of exactly this shape, format and options whose density is near enough.
 
-        Of several the nearest.
+        Of several the nearest. Of a format of fixed size, such as 2:4, any density is.
         """
         title = DENSE if weight.scheme is None else weight.scheme.title
         near = [
@@ -203,7 +203,9 @@ class Table(_Strict):
             if entry.shape == tuple(weight.shape) and entry.title == title
         ]
         distance, entry = min(near, key=lambda pair: pair[0], default=(1.0, None))
-        return entry if distance <= NEAREST_DENSITY else None
+        if distance <= NEAREST_DENSITY or weight.scheme is None:
+            return entry
+        return entry if weight.scheme.format.is_fixed(weight.scheme) else None
 
     def seconds(self, weight: Weight, tokens: int) -> float | None:
         """`Entry.seconds` of a weight; None also where the table does not know it."""

@@ -118,10 +118,10 @@ def packed_weight(shape: tuple[int, int], scheme: Scheme, density: float) -> Wei
 
     Args:
         shape: (out_features, in_features).
-        scheme: How it is packed. A pattern may keep less than `density`.
-        density: Share of the elements that are kept at random.
+        scheme: How it is packed.
+        density: Share of the elements that are kept at random; of a pattern as many as it keeps.
     """
-    random = random_weight((512, 512), density, scheme.dtype)
+    random = random_weight((512, 512), _share(scheme, density), scheme.dtype)
     sample = scheme.format.conform(random, scheme)
     kept = density if sample is random else int(sample.count_nonzero()) / sample.numel()
     nbytes = scheme.format.nbytes(scheme, (512, 512)) or scheme.format.pack(sample, scheme).nbytes
@@ -149,7 +149,7 @@ class _Layer:
 
     def __init__(self, weight: Weight, dtype: torch.dtype, device: torch.device, cold_bytes: int):
         self._weight, self._dtype, self._device = weight, dtype, device
-        density = 1.0 if _drops(weight.scheme) else weight.density
+        density = _share(weight.scheme, weight.density)
         dense = random_weight(weight.shape, density, dtype, device)
         made: Tensor | PackedWeight = dense
         nbytes = dense.nbytes
@@ -173,13 +173,9 @@ class _Layer:
                 yield name, partial(_next, multiply, itertools.cycle(self.copies)), len(self.copies)
 
 
-def _drops(scheme: Scheme | None) -> bool:
-    """Whether a scheme has a pattern, by which it drops the zeros of a layer by itself."""
-    if scheme is None:
-        return False
-    sample = random_weight((256, 512), 1.0, scheme.dtype)
-    kept = int(scheme.format.conform(sample, scheme).count_nonzero())
-    return kept < 0.95 * sample.numel()  # codes drop a few that are near zero
+def _share(scheme: Scheme | None, density: float) -> float:
+    """The share to keep at random: a pattern drops the others by itself."""
+    return 1.0 if scheme is not None and scheme.format.is_fixed(scheme) else density
 
 
 def _has(device: torch.device, capability: tuple[int, int] | None) -> bool:

@@ -331,6 +331,10 @@ class Format(
             return None
         return sum(math.prod(n or 0 for n in s.shape) * s.dtype.itemsize for s in specs)
 
+    def is_fixed(self, scheme: Scheme) -> bool:
+        """Whether all weights of a shape take the same bytes, and products the same time."""
+        return self.nbytes(scheme, (512, 512)) is not None
+
     # ---- one weight -----------------------------------------------------------------------------
 
     @abstractmethod

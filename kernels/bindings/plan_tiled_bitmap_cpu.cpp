@@ -36,7 +36,7 @@ auto few_fit(const Product& product) {
     return operands == Operands::kCodes     ? Fit{5.6, 0, 1.42, true}
            : operands == Operands::kRounded ? Fit{5.6, 0.01, 1.98, true}
            : tokens > 32                    ? Fit{5.2, 0.02, 1.94}
-                                            : Fit{4.4, 0.06, 1.02};
+                                            : Fit{3.3, 0.06, 1.09};
   };
 }
 
@@ -58,7 +58,8 @@ std::vector<Launch> list_few(const Product& product, const Gpu& gpu) {
                   });
 }
 
-Fit many_fit(int64_t) { return {-2.2, 0, 1.06}; }
+// Of more tokens than layers.csv has: fitted to spmm.csv.
+Fit many_fit(int64_t tokens) { return tokens > 256 ? Fit{-2.2, 0, 1.06} : Fit{0, 0, 0.95}; }
 
 Launch plan_many(const Product& product, const Gpu& gpu) {
   return planned(product, gpu, product.tokens, many_fit, [&](int64_t tokens) {

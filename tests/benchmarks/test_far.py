@@ -63,24 +63,8 @@ def test_rivals_of_a_gpu_have_rows_and_the_missing_a_line(run, monkeypatch, caps
             assert kinds == ["fp8", "fp8 and quantizing", "int4", "2:4"]
         else:
             assert kinds == ["dense", "fp8", "int4", "2:4"]
-            known = dataflow.served_times(_results.read(path), torch.bfloat16)
+            known = dataflow.served_times(rows, torch.bfloat16)
             assert [weight.format for weight in known] == ["dense", "sparse_24"]
-
-
-def test_launches_that_began_early_are_priced_as_in_a_model():
-    """Only of 2:4, only those by wgmma, only of x that no kernel of ours quantized before."""
-    kinds = ("dense", "2:4", "2:4 int8 W8A8", "8:32")
-    rows = [
-        {"shape": "32x64", "kind": kind, "implementation": name, "16": 10.0}
-        for kind in kinds
-        for name in ("few", "many")
-    ]
-    for date, late in (("2026-11-24", 1.3), ("2026-11-29", 0.0)):
-        result = {"about": {"date": date}, "rows": rows}
-        found = dataflow.served_times(result, torch.bfloat16)
-        times = [own[16] for own in found.values()]
-        assert [each["few"] * 1e6 for each in times] == pytest.approx([10] * 4)
-        assert [each["many"] * 1e6 for each in times] == pytest.approx([10, 10 + late, 10, 10])
 
 
 @pytest.mark.parametrize("name", ["TOLERANCE", "OF_RIVALS"])

@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flashsparse_plugin.dataflow import Weight, tuner
-from flashsparse_plugin.dataflow.tuner import measure, packed_weight
+import flashsparse_plugin as fs
+from flashsparse_plugin.dataflow import DeviceKey, Table, Weight, tuner
+from flashsparse_plugin.dataflow.tuner import entry_of, measure, packed_weight
+from flashsparse_plugin.evaluation.kinds import KINDS
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.plan import NO_LIMIT, Plan
 
@@ -94,6 +96,23 @@ def test_zeros_anywhere_stay_zeros_where_values_are_codes(monkeypatch):
     scheme = get_format("tiled_bitmap").scheme(torch.float16, {"values": "int8"})
     measure(packed_weight((64, 512), scheme, 0.3), torch.float16, CPU, Pretending(1, 1, 1), 0, (7,))
     assert copies[0].density == pytest.approx(0.3, abs=0.02)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("zeros", [0.0, 0.2])  # among what a pattern keeps
+def test_what_is_measured_is_what_a_layer_looks_up(name, zeros):
+    """A table's entry is of a random weight, a layer counts its own: they have to meet."""
+    kind, shape = KINDS[name], (256, 512)
+    scheme = kind.scheme(torch.float16)
+    measured = packed_weight(shape, scheme, kind.density)
+    entry = entry_of(measured, {1: dict.fromkeys(measured.implementations, 1.0)})
+    key = DeviceKey(name="NVIDIA H200", capability=(9, 0), multiprocessors=132)
+    table = Table(device=key, dtype="float16", source="measured", entries=[entry])
+    packed = kind.pack(shape, torch.float16, CPU)
+    if scheme.format.is_fixed(scheme):
+        dense = packed.unpack() * (torch.rand(shape) >= zeros)
+        packed = fs.pack(dense, kind.format, **kind.options)
+    assert table.find(Weight.of(packed.transcode(scheme))) == entry
 
 
 def test_of_a_packed_layer_the_op_itself_is_timed(monkeypatch):

@@ -15,7 +15,7 @@ constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? 5
 
 // Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h, after
 // another kernel on an H100: it takes 0.94 to 1.01 of the other's time with 16, 1.01 to 1.12 with
-// 32 (lossless.csv, where the other used PDL; 1.3 us are added to its times).
+// 32 (with 1.3 us added to the other's times, which used PDL then).
 inline constexpr int64_t kFewTokens = 16;
 
 inline Kernel choose_kernel(int64_t tokens, const Gpu& gpu, const TokenLimits& limits = {}) {

@@ -13,13 +13,11 @@ namespace flashsparse::sparse_24 {
 constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? INT32_MAX : 192; }
 
 // Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h after
-// another kernel: on an H200 it takes 0.59 to 0.81 of the other's time with 1 and 8 tokens, 0.80 to
-// 0.94 with 16, 1.0 to 1.4 with 24 and 32. (layers.csv, where the other used PDL; 1.3 us are
-// added to its times.) After a kernel that signals launch_dependents it gains more than the other,
-// whose blocks fill a multiprocessor. Of tall layers of few shapes the other kernel is slow.
-constexpr int64_t few_tokens(int64_t rows, int64_t cols, UnitLayout unit = {}) {
-  constexpr int64_t kSmall = 8000000, kTall = 24576;
-  if (has_few_shapes(unit) && rows * cols <= kSmall) return 8;
+// another kernel: on an H200 it takes 0.49 to 0.83 of the other's time with 8 tokens, 0.61 to 0.95
+// with 16, 0.90 to 1.63 with 24 and 32, means over layers of each kind in layers.csv. Of tall
+// layers of few shapes the other kernel is slow: there it takes 0.90 to 0.99 with 24 and 32.
+constexpr int64_t few_tokens(int64_t rows, UnitLayout unit = {}) {
+  constexpr int64_t kTall = 24576;
   return has_few_shapes(unit) && rows > kTall ? 32 : 16;
 }
 
@@ -39,7 +37,7 @@ inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gp
     return gpu.has_wgmma() && (!has_mma || tokens > few) ? Kernel::kMany : Kernel::kFew;
   }
   if (tokens > limits.sparse.value_or(max_sparse_tokens(gpu))) return Kernel::kUnpacked;
-  const int64_t few = limits.few.value_or(few_tokens(rows, cols, unit));
+  const int64_t few = limits.few.value_or(few_tokens(rows, unit));
   return gpu.has_wgmma() && tokens > few ? Kernel::kMany : Kernel::kFew;
 }
 
