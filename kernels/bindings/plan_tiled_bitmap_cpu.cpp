@@ -33,7 +33,7 @@ Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits)
 auto few_fit(const Product& product) {
   const Operands operands = operands_of(product);
   return [operands](int64_t tokens) {
-    return operands == Operands::kCodes     ? Fit{5.6, 0, 1.42, true}
+    return operands == Operands::kCodes     ? Fit{4.2, 0, tokens > 16 ? 1.28 : 1.42, true}
            : operands == Operands::kRounded ? Fit{5.6, 0.01, 1.98, true}
            : tokens > 32                    ? Fit{5.2, 0.02, 1.94}
                                             : Fit{3.3, 0.06, 1.09};
