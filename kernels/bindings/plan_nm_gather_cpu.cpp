@@ -25,7 +25,7 @@ constexpr double kClock = 1755;  // a microsecond: clocks that planners count
 auto few_fit(const Product& product) {
   const bool is_native = product.values == "native";
   return [is_native](int64_t) {
-    return is_native ? Fit{2.8, 0.06, 0.8 / kClock, true} : Fit{1.9, 0.11, 0.98 / kClock, true};
+    return is_native ? Fit{2.8, 0.04, 0.8 / kClock, true} : Fit{1.9, 0.09, 0.98 / kClock, true};
   };
 }
 
