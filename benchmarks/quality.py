@@ -158,6 +158,7 @@ RULES = (
     fit(4.5),
     fit(5),
     fit(6),
+    fit(7),
     fit(4).recovered(),
 )
 

@@ -24,6 +24,7 @@ TWO_OF_FOUR_FP8 = PatternOptions(n=2, m=4, values="fp8_e4m3")
 TWO_OF_FOUR_INT4 = PatternOptions(n=2, m=4, values="int4", group=128)
 TWO_OF_FOUR_INT8 = PatternOptions(n=2, m=4, values="int8")
 # With vLLM's own attention: what its users have without us.
+VECTORS = {"sparse_method": "nm_vector"}
 VLLM = {"sparse_method": "none", "decode_attention": "default"}
 VLLM_FP8 = VLLM | {"quantization": "fp8"}
 # Weights and inputs in fp8, the inputs by a scale that the checkpoint has: nothing measures them.
@@ -115,12 +116,11 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
     if arguments.compare == "fewer":
         fp8 = dense | {"quantization": "fp8"}
         settings = {"options": TWO_OF_FOUR_FP8.model_dump()}
-        packed = {"sparse_method": "nm_vector"}
         gpus = arguments.gpus
         return [
             Method("none", f"dense on {gpus}", dense, gpus=gpus),
             Method("fp8", "fp8 on 1", fp8, exact=False),
-            Method("2of4-fp8_e4m3", "2:4 fp8 on 1", packed, settings, exact=False),
+            Method("2of4-fp8_e4m3", "2:4 fp8 on 1", VECTORS, settings, exact=False),
         ]
     if arguments.compare in ("step", "experts"):
         methods = [Method("none", "dense", VLLM), Method("fp8", "fp8", VLLM_FP8, exact=False)]
@@ -128,8 +128,7 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
         for options in (TWO_OF_FOUR_INT8, TWO_OF_FOUR_INT4):
             own = {"options": options.model_dump(), "experts": "packed"}
             name = f"2of4-{options.values}-experts"
-            packed = {"sparse_method": "nm_vector"}
-            methods.append(Method(name, options.title, packed, own, exact=False))
+            methods.append(Method(name, options.title, VECTORS, own, exact=False))
         return methods
     if arguments.compare == "step":
         if arguments.dummy:
@@ -141,8 +140,7 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
                 label = options.title + around
                 name = f"2of4-{options.values}" + around.replace(", ", "-")
                 own = {"options": options.model_dump(), **settings}
-                packed = {"sparse_method": "nm_vector"}
-                methods.append(Method(name, label, packed, own, exact=False))
+                methods.append(Method(name, label, VECTORS, own, exact=False))
         return methods
     if arguments.compare == "patterns":
         methods = [
@@ -154,7 +152,7 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
             name += f"-{options.values}" if options.value_type else ""
             settings = {"options": options.model_dump()}
             exact = not options.value_type
-            own = ({"sparse_method": "nm_vector"}, settings, arguments.gpus, exact)
+            own = (VECTORS, settings, arguments.gpus, exact)
             methods.append(Method(name, options.title, *own))
         return methods
     return [

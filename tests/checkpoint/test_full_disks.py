@@ -72,7 +72,11 @@ def test_a_file_that_must_not_get_larger(command, sharded, tmp_path):
     succeeds(command, sharded, out)
 
 
-NO_FILE_AT_ALL = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+# Libraries beside ours may look for a temporary directory, which tempfile does by writing there once.
+NO_FILE_AT_ALL = (
+    "import resource, tempfile; tempfile.gettempdir(); "
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+)
 
 
 @pytest.mark.slow
