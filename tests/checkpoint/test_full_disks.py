@@ -72,7 +72,7 @@ def test_a_file_that_must_not_get_larger(command, sharded, tmp_path):
     succeeds(command, sharded, out)
 
 
-# Libraries beside ours may look for a temporary directory, which tempfile does by writing there once.
+# Libraries beside ours may look for a temporary directory, for which tempfile writes a file.
 NO_FILE_AT_ALL = (
     "import resource, tempfile; tempfile.gettempdir(); "
     "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
