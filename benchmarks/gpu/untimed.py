@@ -3,7 +3,7 @@
 """What is built and was never timed on a card: is it right there, and how fast?
 
     python benchmarks/gpu/untimed.py --minutes 9.5
-    python benchmarks/gpu/untimed.py --only doctor,step
+    python benchmarks/gpu/untimed.py --only doctor,bench
 
 One program after the other, each with its share of the minutes; each holds its results against
 float64 before it times them, and saves a file. Ends with a line for each, and with status 1 if one
@@ -20,14 +20,14 @@ from pathlib import Path
 from _program import parser
 
 HERE = Path(__file__).parent
+OURS = ["-c", "from flashsparse_plugin.cli import main; main()"]
 # The program, its options, and its share of the time; none: it takes as long as it takes.
 PROGRAMS: dict[str, tuple[list[str], float | None]] = {
-    "doctor": (["-c", "from flashsparse_plugin.cli import main; main()", "doctor"], None),
-    "launches": (["sweep.py", "--check"], 1),
-    # Kernels by wgmma begin late after kernels that do not signal; 9 to 16 tokens run by mma.
-    "products": (["far.py"], 3),
-    "lossless": (["lossless.py"], 3),
-    "step": (["step.py"], 1.5),
+    "doctor": ([*OURS, "doctor"], None),
+    # As a reader of README runs it: its minutes and its figures.
+    "bench": ([*OURS, "bench"], None),
+    # By launches for the GPU's own memory.
+    "experts": (["experts_layer.py"], 1),
 }
 
 
