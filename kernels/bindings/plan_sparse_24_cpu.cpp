@@ -49,9 +49,9 @@ std::vector<Launch> list_few(const Product& product, const Gpu& gpu) {
 auto many_fit(const Product& product) {
   return [&](int64_t tokens) {
     return product.quantizes_x          ? Fit{-0.4, 0.02, 1.18}
-           : product.values == "native" ? Fit{-0.4, 0, 0.98}
+           : product.values == "native" ? Fit{-0.1, 0, 0.98}
            : tokens > 64                ? Fit{1.0, 0, 1.04}
-                                        : Fit{0.2, 0, 0.96};
+                                        : Fit{0.8, 0, 0.96};
   };
 }
 
