@@ -20,10 +20,12 @@ from flashsparse_plugin.dataflow.table import (
     SHIPPED,
     Table,
     read_table,
+    shipped_table,
     table_path,
     text_of,
     write_table,
 )
+from flashsparse_plugin.evaluation.kinds import KINDS
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.gpu import GPUS, find_gpu
 from flashsparse_plugin.plan import NO_LIMIT, Plan
@@ -222,3 +224,13 @@ def test_most():
 
 def test_classes():
     assert {find_gpu(each.name, each.capability) for each in GPUS} == set(GPUS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_packed_layer_finds_its_times(name):
+    """As `prepare()` asks on an H200: by what is counted in a weight, not by what was assumed."""
+    kind, key = KINDS[name], DeviceKey(name="NVIDIA H200", capability=(9, 0), multiprocessors=132)
+    packed = kind.pack((1024, 2048), torch.bfloat16, torch.device("cpu"))
+    table = shipped_table(find_gpu(key.name, key.capability), key)
+    found = table.find(Weight.of(packed.transcode(kind.scheme(torch.bfloat16))))
+    assert found is not None and found.measurements
