@@ -23,8 +23,8 @@ CODES = {
 TWO_OF_FOUR_FP8 = PatternOptions(n=2, m=4, values="fp8_e4m3")
 TWO_OF_FOUR_INT4 = PatternOptions(n=2, m=4, values="int4", group=128)
 TWO_OF_FOUR_INT8 = PatternOptions(n=2, m=4, values="int8")
-# With vLLM's own attention: what its users have without us.
 VECTORS = {"sparse_method": "nm_vector"}
+# With vLLM's own attention: what its users have without us.
 VLLM = {"sparse_method": "none", "decode_attention": "default"}
 VLLM_FP8 = VLLM | {"quantization": "fp8"}
 # Weights and inputs in fp8, the inputs by a scale that the checkpoint has: nothing measures them.

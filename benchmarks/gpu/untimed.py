@@ -6,8 +6,9 @@
     python benchmarks/gpu/untimed.py --only doctor,bench
 
 One program after the other, each with its share of the minutes; each holds its results against
-float64 before it times them, and saves a file. Ends with a line for each, and with status 1 if one
-of them found something wrong. A program leaves this list when its results are committed.
+float64 before it times them, and those of this folder save a file. Ends with a line for each, and
+with status 1 if one of them found something wrong. A program leaves this list when its results are
+committed.
 """
 
 from __future__ import annotations
