@@ -34,9 +34,10 @@ class XRing {
   __device__ __forceinline__ void fill_first(const Steps& steps, int warp, int warps) const {
     const int units = min(cut_.x_stages, steps.left()) * cut_.column_warps;
     FS_NO_UNROLL
-    for (int unit = warp; unit < units; unit += warps) {
-      const int stage = cut_.by_column_warps(unit);
-      copy_unit(stage, steps.column_after(stage), unit - stage * cut_.column_warps);
+    for (int i = warp; i < units * kRounds; i += warps) {
+      const int unit = i / kRounds, stage = cut_.by_column_warps(unit);
+      copy_parts(chunk_of(stage, steps.column_after(stage), unit - stage * cut_.column_warps),
+                 i % kRounds);
     }
     mbarrier_arrive_after_copies(first());
   }
@@ -92,41 +93,65 @@ class XRing {
 
   // 16-byte chunks of a token in a unit: 32, or 16 for 8-bit x; tokens that a warp copies at once.
   static constexpr int kChunks = Shape::kXUnitBytes / Shape::kTokens / 16, kBeside = 32 / kChunks;
-  // Parts of a unit whose copies are independent instructions; registers are scarce beyond.
-  static constexpr int kPartsAtOnce = Shape::kTokens <= 8 ? 8 : 1;
+  // Parts of a unit, and those whose copies are independent instructions: of 16 tokens four copies,
+  // so that all warps share the first stages evenly.
+  static constexpr int kParts = 8 / kBeside;
+  static constexpr int kPartsAtOnce = Shape::kTokens <= 8 ? kParts : Shape::kTokens <= 16 ? 2 : 1;
+  static constexpr int kRounds = kParts / kPartsAtOnce;
+
+  // A lane's chunk of the first of its tokens in a unit of columns.
+  struct Chunk {
+    bool exists;  // whether the unit has columns: others are not multiplied
+    bool inside;  // whether the chunk has: others are zero
+    const unsigned char* from;
+    uint32_t to;
+  };
+  __device__ __forceinline__ Chunk chunk_of(int stage, int first, int unit) const {
+    const uint32_t lane = threadIdx.x % 32, chunk = lane % kChunks;
+    // 8-bit x has its own order of columns, up to the end of a row, and is zero there.
+    const int end = kBeside == 1 ? a_.cols : a_.x_stride;
+    const int column = (first + unit) * (kChunks * 8), from = column + chunk * 8;
+    Chunk found;
+    found.exists = column < end;
+    found.inside = from < end;
+    found.from = reinterpret_cast<const unsigned char*>(a_.x + (found.inside ? from : 0));
+    found.to =
+        x_ + stage * stage_bytes_ + unit * Shape::kXUnitBytes + chunk / 8 * Shape::kPanelBytes;
+    return found;
+  }
 
   // Copies x of a step, whose columns begin with unit `column`.
   __device__ __forceinline__ void copy_step(int stage, int column) const {
     FS_NO_UNROLL
-    for (int unit = 0; unit < cut_.column_warps; ++unit) copy_unit(stage, column, unit);
+    for (int unit = 0; unit < cut_.column_warps; ++unit) {
+      const Chunk chunk = chunk_of(stage, column, unit);
+      FS_NO_UNROLL
+      for (int round = 0; round < kRounds; ++round) copy_parts(chunk, round);
+    }
   }
 
-  // Copies a unit of columns of a step. Lanes copy the chunks of one token, in order, or of two
-  // tokens for 8-bit x. Blocks begin with different tokens, so that they do not all request the
-  // same lines of the L2 at once.
-  __device__ __forceinline__ void copy_unit(int stage, int first, int unit) const {
-    const uint32_t lane = threadIdx.x % 32, chunk = lane % kChunks, tokens = a_.tokens;
-    // 8-bit x has its own order of columns, up to the end of a row, and is zero there.
-    const int end = kBeside == 1 ? a_.cols : a_.x_stride;
-    const int column = (first + unit) * (kChunks * 8), from = column + chunk * 8;
-    if (column >= end) return;
-    const bool there = from < end;
-    const uint16_t* const source = a_.x + (there ? from : 0);
-    const uint32_t to =
-        x_ + stage * stage_bytes_ + unit * Shape::kXUnitBytes + chunk / 8 * Shape::kPanelBytes;
-    const uint32_t last = last_part();
-    FS_UNROLL_BY(kPartsAtOnce)
-    for (uint32_t part = 0; part < 8 / kBeside; ++part) {
+  // Copies some parts of a unit: every eighth token. Lanes copy the chunks of one token, in order,
+  // or of two tokens for 8-bit x. Blocks begin with different parts, so that they do not all
+  // request the same lines of the L2 at once. One warp copies most of x: the time of these
+  // instructions is the block's.
+  __device__ __forceinline__ void copy_parts(const Chunk& chunk, int round) const {
+    if (!chunk.exists) return;
+    const uint32_t lane = threadIdx.x % 32, tokens = a_.tokens, last = last_part();
+    const uint32_t row = static_cast<uint32_t>(a_.x_stride) * 2;  // bytes of a token
+    FS_UNROLL
+    for (uint32_t i = 0; i < kPartsAtOnce; ++i) {
+      const uint32_t part = round * kPartsAtOnce + i;
       if (part > last) break;
-      const uint32_t token = ((part + blockIdx.x) & last) * kBeside + lane / kChunks;
+      const uint32_t token = (part + blockIdx.x & last) * kBeside + lane / kChunks;
+      const uint32_t to = chunk.to + token * 128 + (lane % 8 ^ token) * 16;
       FS_UNROLL
-      for (int n = 0; n < Shape::kTokens / 8; ++n) {
-        if (token + n * 8 >= tokens) break;
-        copy_async<16>(to + (token + n * 8) * 128 + (chunk % 8 ^ token) * 16,
-                       source + (token + n * 8) * int64_t{a_.x_stride}, there);
+      for (uint32_t n = 0; n < Shape::kTokens; n += 8) {
+        if (token + n < tokens)
+          copy_async<16>(to + n * 128, chunk.from + uint64_t{row} * (token + n), chunk.inside);
       }
     }
   }
+
   // A unit of x is copied in parts of every eighth token, or of two of these. Few tokens make fewer
   // parts, a power of two: the number of the last one.
   __device__ __forceinline__ uint32_t last_part() const {
