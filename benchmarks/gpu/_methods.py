@@ -59,6 +59,7 @@ class Method:
         settings: Of our plugin, its part of vLLM's additional_config.
         gpus: Among which the model is divided.
         exact: Whether it has to generate the baseline's tokens.
+        like: The method with the same weights whose tokens it has to generate, if another.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=dict)
     gpus: int = 1
     exact: bool = True
+    like: str | None = None
 
     def flags(self, zeros: float | None) -> list[str]:
         """The options of `vllm serve`; `zeros` is their share where it makes the weights up."""
@@ -138,9 +140,11 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
         for options in (TWO_OF_FOUR_FP8, TWO_OF_FOUR_INT4):
             for around, settings in AROUND.items():
                 label = options.title + around
-                name = f"2of4-{options.values}" + around.replace(", ", "-")
+                plain = f"2of4-{options.values}"
+                name = plain + around.replace(", ", "-")
+                like = plain if "head" not in settings and settings else None
                 own = {"options": options.model_dump(), **settings}
-                methods.append(Method(name, label, VECTORS, own, exact=False))
+                methods.append(Method(name, label, VECTORS, own, exact=False, like=like))
         return methods
     if arguments.compare == "patterns":
         methods = [

@@ -27,8 +27,9 @@ sides, beside vLLM's fp8; fewer runs dense weights on --gpus beside vLLM's fp8 a
 fp8 values, on one GPU each; patterns runs weights that follow 2:4 and 8:32 with vectors of 32 rows
 (75% zeros), in 16 bits and in 8 and 4, beside dense ones in 16 bits and in vLLM's fp8; tokens are
 compared for 16 bits. step runs 2:4 with fp8 and int4 values as vLLM's step has them, with our
-kernels between products ("early"), and with the output head in 8 bits, too; beside lossless, dense
-and fp8, with --dummy also fp8 whose scales of inputs are in the checkpoint. experts runs a mixture
+kernels between products ("early": tokens are compared with those without), and with the output head
+in 8 bits, too; beside lossless, dense and fp8, with --dummy also fp8 whose scales of inputs are in
+the checkpoint. experts runs a mixture
 (--model qwen3-30b-a3b --dummy) with its experts packed, beside dense and fp8. In these two the
 rivals have vLLM's own attention, as without us.
 attention runs dense weights with vLLM's attention and with ours (--prompt makes contexts longer).
@@ -345,8 +346,10 @@ def main() -> int:
                 print(f"{time.monotonic() - STARTED:.0f} s: {method.name} measured", flush=True)
     baseline, *others = results
     for other in others:
-        if methods[other].exact and "texts" in results[baseline].keys() & results[other].keys():
-            agreements[other] = compare(results[baseline]["texts"], results[other]["texts"])
+        like = methods[other].like or (baseline if methods[other].exact else None)
+        texts = [results.get(each or "", {}).get("texts") for each in (like, other)]
+        if all(texts):
+            agreements[other] = compare(*texts)
     path = write(name, about, results, agreements, arguments.out)
     show(name, list(methods.values()), results, agreements)
     print(f"written to {path}")

@@ -177,6 +177,7 @@ class Sweep:
         for done, kernel in enumerate(kernels := self._arguments.kernels):
             own = budget.at_most(budget.left / (len(kernels) - done))
             kinds, usual = SWEPT[kernel]
+            kinds = [each for each in kinds if each in (self._arguments.kinds or kinds)]
             tokens = [n for n in self._arguments.tokens or usual if n <= self._most(kernel)]
             for each in self._arguments.layers:
                 if own.left < 0:
@@ -323,6 +324,7 @@ def main() -> int:
     options.add_argument("--kernels", type=_kernels, default=list(KERNELS))
     options.add_argument("--layers", type=lambda text: [layer(each) for each in text.split(",")])
     options.add_argument("--tokens", type=numbers, help="instead of each kernel's own")
+    options.add_argument("--kinds", type=lambda text: text.split(";"), help="some of the kinds")
     options.add_argument("--near", action="store_true", help="also after a product of the same x")
     options.add_argument("--check", action="store_true", help="time nothing")
     options.add_argument("--most", type=int, default=MOST, help="launches of a point")
