@@ -11,7 +11,7 @@ from torch import Tensor
 from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
 from .pattern.cpu_panels import NMPanels, NMRows
-from .pattern.hybrid_24 import Hybrid24, HybridPanels
+from .pattern.hybrid_24 import Hybrid24, HybridPanels, HybridUnits
 from .pattern.nm_gather import NMGather
 from .pattern.nm_spmm import NMSpmm
 from .pattern.nm_vector import NMVector
@@ -40,7 +40,7 @@ RETIRED = ("cusparselt_24",)
 
 _RUNTIME_FORMS: tuple[Format, ...] = (
     *(InterleavedBitmap(), NMPanels(), NMRows(), HybridPanels()),
-    *(NMGather(), NMSpmm(), Sparse24(), ExactUnits()),
+    *(NMGather(), NMSpmm(), Sparse24(), HybridUnits(), ExactUnits()),
 )
 for _format in (TiledCSL(), TiledBitmap(), NMVector(), Hybrid24(), Lossless(), *_RUNTIME_FORMS):
     register_format(_format)

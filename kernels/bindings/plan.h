@@ -75,6 +75,7 @@ struct Format {
 // A format's planners, defined in plan_<format>_cpu.cpp.
 Format dense_planners();
 Format exact_units_planners();
+Format hybrid_units_planners();
 Format nm_gather_planners();
 Format nm_spmm_planners();
 Format sparse_24_planners();

@@ -18,11 +18,15 @@ using planning::Planner;
 using planning::Product;
 
 const std::vector<Format>& formats() {
-  static const std::vector<Format> all{
-      planning::dense_planners(),        planning::exact_units_planners(),
-      planning::nm_gather_planners(),    planning::nm_spmm_planners(),
-      planning::sparse_24_planners(),    planning::tiled_csl_planners(),
-      planning::tiled_bitmap_planners(), planning::sparse_24_experts_planners()};
+  static const std::vector<Format> all{planning::dense_planners(),
+                                       planning::exact_units_planners(),
+                                       planning::hybrid_units_planners(),
+                                       planning::nm_gather_planners(),
+                                       planning::nm_spmm_planners(),
+                                       planning::sparse_24_planners(),
+                                       planning::tiled_csl_planners(),
+                                       planning::tiled_bitmap_planners(),
+                                       planning::sparse_24_experts_planners()};
   return all;
 }
 

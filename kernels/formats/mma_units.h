@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Units: blocks of 16 rows x 256 columns, into which exact_units, sparse_24 and tiled_bitmap divide
-// a weight [out_features, in_features], in row-major order. The layout within a unit is the
-// format's: it holds each lane's fragment of operand A. All that kernels do around a unit is shared
-// (cuda/mma_units).
+// Units: blocks of 16 rows x 256 columns, into which exact_units, hybrid_units, sparse_24 and
+// tiled_bitmap divide a weight [out_features, in_features], in row-major order. The layout within a
+// unit is the format's: it holds each lane's fragment of operand A. All that kernels do around a
+// unit is shared (cuda/mma_units).
 #pragma once
 #include <cstdint>
 

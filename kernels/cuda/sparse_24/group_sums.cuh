@@ -15,11 +15,12 @@
 
 namespace flashsparse::sparse_24 {
 
-// The scales of a lane's two rows, for one or more groups, of all units of a warp.
-template <class Type, class Shape, class Values>
+// The scales of a lane's two rows, for one or more groups, of all units of a warp. Place says where
+// in shared memory a unit has them (UnitPlace).
+template <class Type, class Shape, class Place>
 class GroupScales {
  public:
-  static constexpr UnitLayout kUnit = Values::kLayout;
+  static constexpr UnitLayout kUnit = Place::kLayout;
   static constexpr int kGroupSteps = kUnit.group / kStepCols;
 
   // `units`: shared address of this lane's bytes.
@@ -28,7 +29,7 @@ class GroupScales {
     // of the unit's scales: transposed, it gives a lane the scales of its two rows.
     const int lane = threadIdx.x % 32, unit = lane / 8 % kUnits;
     const int group = min(lane / 8 / kUnits, kGroups - 1);
-    place_ = units - lane * kLaneBytes + unit * place_bytes(kUnit) + kUnit.scales() +
+    place_ = units - lane * kLaneBytes + unit * Place::kBytes + Place::kScales +
              group * kGroupBytes + lane % 2 * kUnitRows;
   }
 
@@ -54,22 +55,22 @@ class GroupScales {
 enum class Scaled { kNever, kSums, kCodes };
 
 // Accumulators are scaled where that takes fewer instructions, or as many.
-template <class Shape, class Values>
+template <class Shape, class Place>
 inline constexpr Scaled kScaled =
-    Values::kLayout.group == 0 ? Scaled::kNever
-    : Shape::kTokens == 8 || (Shape::kTokens == 16 && Values::kLayout.group == 128)
-        ? Scaled::kSums
-        : Scaled::kCodes;
+    Place::kLayout.group == 0                                                      ? Scaled::kNever
+    : Shape::kTokens == 8 || (Shape::kTokens == 16 && Place::kLayout.group == 128) ? Scaled::kSums
+                                                                                   : Scaled::kCodes;
 
 // The accumulators of the units that a warp multiplies at once.
-template <class Type, class Shape, class Values, Scaled scaled = kScaled<Shape, Values>>
+template <class Type, class Shape, class Place, Scaled scaled = kScaled<Shape, Place>>
 class GroupSums {  // nothing is scaled
  public:
   using Tile = mma_units::SumsTile<Shape>;
 
   __device__ __forceinline__ GroupSums(Tile& sums, uint32_t) : sums_(sums) {}
-  // Scales a unit's values of a step before they are multiplied.
-  __device__ __forceinline__ void scale(uint32_t (&)[4], int, int) {}
+  // Scales a unit's fragments of a step before they are multiplied.
+  template <class... Fragments>
+  __device__ __forceinline__ void scale(int, int, Fragments&...) {}
   // The accumulators for the products of a step.
   __device__ __forceinline__ Tile& begin(int) { return sums_; }
   __device__ __forceinline__ void end(int) {}
@@ -78,14 +79,15 @@ class GroupSums {  // nothing is scaled
   Tile& sums_;
 };
 
-template <class Type, class Shape, class Values>
-class GroupSums<Type, Shape, Values, Scaled::kSums> {
+template <class Type, class Shape, class Place>
+class GroupSums<Type, Shape, Place, Scaled::kSums> {
  public:
   using Tile = mma_units::SumsTile<Shape>;
-  using Scales = GroupScales<Type, Shape, Values>;
+  using Scales = GroupScales<Type, Shape, Place>;
 
   __device__ __forceinline__ GroupSums(Tile& sums, uint32_t units) : sums_(sums), scales_(units) {}
-  __device__ __forceinline__ void scale(uint32_t (&)[4], int, int) {}
+  template <class... Fragments>
+  __device__ __forceinline__ void scale(int, int, Fragments&...) {}
   __device__ __forceinline__ Tile& begin(int step) {
     scales_.load(step);
     if (step % Scales::kGroupSteps == 0) mma_units::clear<Shape>(of_group_);
@@ -111,26 +113,31 @@ class GroupSums<Type, Shape, Values, Scaled::kSums> {
   Scales scales_;
 };
 
-template <class Type, class Shape, class Values>
-class GroupSums<Type, Shape, Values, Scaled::kCodes> {
+template <class Type, class Shape, class Place>
+class GroupSums<Type, Shape, Place, Scaled::kCodes> {
  public:
   using Tile = mma_units::SumsTile<Shape>;
-  using Scales = GroupScales<Type, Shape, Values>;
+  using Scales = GroupScales<Type, Shape, Place>;
 
   __device__ __forceinline__ GroupSums(Tile& sums, uint32_t units) : sums_(sums), scales_(units) {}
-  __device__ __forceinline__ void scale(uint32_t (&a)[4], int unit, int step) {
+  template <class... Fragments>
+  __device__ __forceinline__ void scale(int unit, int step, Fragments&... a) {
     if (unit == 0) scales_.load(step);
     const uint32_t scales = scales_.of(unit, step);
-    const uint32_t upper = prmt(scales, 0, 0x1010), lower = prmt(scales, 0, 0x3232);
-    FS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      a[i] = fma_two<Type>(a[i], i % 2 == 0 ? upper : lower, 0x80008000);  // plus -0
-    }
+    (multiply(a, prmt(scales, 0, 0x1010), prmt(scales, 0, 0x3232)), ...);
   }
   __device__ __forceinline__ Tile& begin(int) { return sums_; }
   __device__ __forceinline__ void end(int) {}
 
  private:
+  static __device__ __forceinline__ void multiply(uint32_t (&a)[4], uint32_t upper,
+                                                  uint32_t lower) {
+    FS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      a[i] = fma_two<Type>(a[i], i % 2 == 0 ? upper : lower, 0x80008000);  // plus -0
+    }
+  }
+
   Tile& sums_;
   Scales scales_;
 };

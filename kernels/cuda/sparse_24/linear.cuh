@@ -11,6 +11,7 @@
 #include "cuda/sparse_24/linear_compiled.h"
 #include "cuda/sparse_24/linear_shared.h"
 #include "cuda/sparse_24/values.cuh"
+#include "cuda/sparse_24/weight_ring.cuh"
 
 namespace flashsparse::sparse_24 {
 
@@ -18,6 +19,7 @@ template <class Type, class Shape, class Values_>
 class Multiplier {
  public:
   using Values = Values_;
+  using Ring = WeightRing<Shape, Values>;
   using Sum = float;
   using Tile = mma_units::SumsTile<Shape>;
   static constexpr int kXBytes = 2;
@@ -54,7 +56,7 @@ class Multiplier {
   Tile sums;
 
  private:
-  using Groups = GroupSums<Type, Shape, Values>;
+  using Groups = GroupSums<Type, Shape, UnitPlace<Values>>;
   using Vectors = uint4[Shape::kRowUnits];  // one of each unit
   static constexpr UnitLayout kUnit = Values::kLayout;
 
@@ -78,7 +80,7 @@ class Multiplier {
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) {
       Values::template widen<Type>(w[m], values[m], step % kUnit.lane_steps());
-      groups.scale(w[m], m, step);
+      groups.scale(m, step, w[m]);
     }
     Tile& to = groups.begin(step);
     FS_UNROLL

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block of the decode kernels (few tokens) of sparse_24, whatever the type of x: one launch that
-// reads the weight once, in its stored layout, and x once per block.
+// A block of the decode kernels (few tokens) of sparse_24, whatever the type of x, and of
+// hybrid_units: one launch that reads the weight once, in its stored layout, and x once per block.
 //
 // A block has a grid of row_warps x column_warps compute warps. In each step a warp multiplies
 // row_units vertically adjacent units, which it copies through its own ring in shared memory
@@ -18,8 +18,6 @@
 #include "cuda/mma_units/sums_tile.cuh"
 #include "cuda/mma_units/x_ring.cuh"
 #include "cuda/sparse_24/linear_plan.h"
-#include "cuda/sparse_24/linear_shared.h"
-#include "cuda/sparse_24/weight_ring.cuh"
 
 namespace flashsparse::sparse_24 {
 
@@ -42,28 +40,29 @@ struct CodesShape : Shape {
 
 // The members of Multiplier, one for each warp:
 //   Values                of the units (values.cuh)
+//   Ring                  of units in shared memory (weight_ring.cuh); bytes(stages) of it
 //   Sum                   type of accumulators: float or int32_t
 //   kXBytes               of an element of x: 2, or 1 if the preceding kernel has quantized it
 //   sums                  accumulators
-//   multiply(units, x)    adds the product of units in shared memory
-template <class Type, class Shape, class Multiplier>
-__device__ __forceinline__ void run_block(const mma_units::Arguments& a, const mma_units::Cut& cut,
+//   multiply(units, x)    adds the product of units in shared memory, as Ring::wait() returns them
+template <class Type, class Shape, class Multiplier, class Arguments>
+__device__ __forceinline__ void run_block(const Arguments& a, const mma_units::Cut& cut,
                                           uint32_t shared) {
   using Values = typename Multiplier::Values;
+  using Ring = typename Multiplier::Ring;
   using XRing = mma_units::XRing<Shape>;
   constexpr bool kNarrowX = Multiplier::kXBytes == 1;
   const int warps = cut.row_warps * cut.column_warps;
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   const int row_warp = cut.by_column_warps(warp);
   const int column_warp = warp - row_warp * cut.column_warps;
-  const mma_units::Shared layout(
-      Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps, cut.x_stages,
-      ring_bytes(Values::kLayout, Shape::kRowUnits, cut.weight_stages), Multiplier::kXBytes);
+  const mma_units::Shared layout(Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps,
+                                 cut.x_stages, Ring::bytes(cut.weight_stages), Multiplier::kXBytes);
   mma_units::Steps steps(cut);
   XRing x(a, cut, layout, shared);
   const bool copies_x = warp == warps;
-  WeightRing<Shape, Values> weights(a, cut, steps, row_warp, column_warp,
-                                    shared + layout.weights + warp * layout.weight_ring);
+  Ring weights(a, cut, steps, row_warp, column_warp,
+               shared + layout.weights + warp * layout.weight_ring);
   // Weights need not wait for the other warps, nor for the preceding kernel, which may write x.
   // Where all warps copy x, its barrier completes only when all earlier cp.async of a thread have.
   const int before = min(cut.stages_before_x, kNarrowX ? cut.weight_stages : steps.left() - 1);
@@ -92,7 +91,8 @@ __device__ __forceinline__ void run_block(const mma_units::Arguments& a, const m
   Multiplier multiplier(column_warp * Shape::kXUnitBytes);
   FS_NO_UNROLL
   while (!steps.ended()) {
-    const uint32_t x_of_step = x.wait(), units = weights.wait();
+    const uint32_t x_of_step = x.wait();
+    const auto units = weights.wait();
     // Skips units past the last column, instead of zero-filling x: 0 * inf would give NaN.
     if (steps.inside(column_warp)) multiplier.multiply(units, x_of_step);
     weights.advance();

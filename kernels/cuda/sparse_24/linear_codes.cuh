@@ -10,6 +10,7 @@
 #include "cuda/sparse_24/linear_block.cuh"
 #include "cuda/sparse_24/linear_compiled.h"
 #include "cuda/sparse_24/linear_shared.h"
+#include "cuda/sparse_24/weight_ring.cuh"
 
 namespace flashsparse::sparse_24 {
 
@@ -17,6 +18,7 @@ template <class Shape, class Codes>
 class CodesMultiplier {
  public:
   using Values = typename Codes::Values;
+  using Ring = WeightRing<Shape, Values>;
   using Sum = typename Codes::Sum;
   using Tile = mma_units::SumsTile<Shape, Sum>;
   static constexpr int kXBytes = 1;

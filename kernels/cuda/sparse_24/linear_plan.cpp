@@ -5,34 +5,10 @@
 
 #include "cuda/mma_units/linear_search.h"
 #include "cuda/mma_units/linear_shared.h"
+#include "cuda/sparse_24/linear_rates.h"
 #include "cuda/sparse_24/linear_shared.h"
 
 namespace flashsparse::sparse_24 {
-
-namespace {
-
-// The cost of a plan, fitted to 9,920 launches of 24 layers with 1, 8 and 16 tokens on an H200,
-// after another kernel (sweep_24_few.csv): of those measured its choices are on average 1.4%
-// slower than the fastest for native values and 4.0% for int4, and 3 to 6% for layers that it was
-// not fitted to. Eight bits are fitted to 1,920 later launches of 16 layers with 8 and 16 tokens
-// (sweep_24_few_8_bits.csv): 2.3%, and 3.1% with one token. The ratios are much the same on other
-// GPUs. W8A8 has the rates of quantized values times 16-bit x, with half the bytes of x and half
-// the MMAs: not fitted.
-using Rates = mma_units::LinearRates;
-constexpr Rates kNativeRates = {35.8e3, 47.5e3, 1110, 7.2, 0,    0,    0.021, 0.092,
-                                0.86,   4.4,    82e3, 2.4, 0.18, 0.56, 0.026};
-constexpr Rates kEightBitRates = {36.8e3, 50e3, 1060,  32.5, 0,    0,    0.325, 0,
-                                  1.63,   2.36, 535e3, 0.3,  0.19, 0.36, 0};
-constexpr Rates kInt4Rates = {32.4e3, 52.4e3, 1070,  10.2, 95,   0.18, 0.21, 0.0099,
-                              0.92,   1.89,   370e3, 1.08, 0.22, 0.27, 0.016};
-
-const Rates& rates_of(UnitLayout unit) {
-  return unit.type == ValueType::kNative ? kNativeRates
-         : bits_of(unit.type) == 4       ? kInt4Rates
-                                         : kEightBitRates;
-}
-
-}  // namespace
 
 int64_t LinearPlan::shared_bytes() const {
   return mma_units::Shared(info().tokens, info().row_units, row_warps, column_warps, x_stages,
@@ -64,8 +40,8 @@ template <class Body>
 void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
                    int x_bytes, const Body& body) {
   mma_units::for_each_linear(
-      LinearPlan{0, 1, 1, 0, 0, 1, unit, x_bytes}, kShapes, rates_of(unit), rows, cols, tokens, gpu,
-      [&](const ShapeInfo& info) { return is_compiled(info, unit, x_bytes); }, body);
+      LinearPlan{0, 1, 1, 0, 0, 1, unit, x_bytes}, kShapes, linear_rates(unit), rows, cols, tokens,
+      gpu, [&](const ShapeInfo& info) { return is_compiled(info, unit, x_bytes); }, body);
 }
 
 }  // namespace

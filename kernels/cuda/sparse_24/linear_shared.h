@@ -15,6 +15,13 @@ FS_HOST_DEVICE constexpr uint32_t place_bytes(UnitLayout unit) {
   return (unit.bytes() + 127) & ~127u;
 }
 
+// What scales of groups are found by.
+template <class Values>
+struct UnitPlace {
+  static constexpr UnitLayout kLayout = Values::kLayout;
+  static constexpr uint32_t kScales = kLayout.scales(), kBytes = place_bytes(kLayout);
+};
+
 FS_HOST_DEVICE constexpr uint32_t ring_bytes(UnitLayout unit, int row_units, int stages) {
   return stages * row_units * place_bytes(unit);
 }

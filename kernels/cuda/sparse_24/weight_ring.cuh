@@ -13,6 +13,10 @@ namespace flashsparse::sparse_24 {
 template <class Shape, class Values>
 class WeightRing {
  public:
+  static __device__ __forceinline__ constexpr uint32_t bytes(int stages) {
+    return ring_bytes(Values::kLayout, Shape::kRowUnits, stages);
+  }
+
   // `ring` and `barriers` are the warp's own; row_warp and column_warp are its position in the
   // block.
   __device__ __forceinline__ WeightRing(const mma_units::Arguments& a, const mma_units::Cut& cut,

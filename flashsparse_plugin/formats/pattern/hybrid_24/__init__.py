@@ -9,8 +9,6 @@ Source: PATCH (arXiv 2509.23410) has tiles of two kinds, SpenseGPT (arXiv 2606.1
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -22,16 +20,15 @@ from ....packed import Format, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import LIBRARY, Implementation, Plan
 from ...units import UNIT_COLS, UNIT_ROWS, unit_grid
 from ...unstructured.interleaved_bitmap import InterleavedBitmap
-from ...unstructured.tiled_bitmap import TiledBitmap
 from ...values.dtypes import value_bits
 from ...values.quantization import SCALE, quantization_of, require_quantized
 from ...values.types import SMALLEST, spread_scales
 from . import reference
+from .forms import by_streams
 from .layout import breaks_24, in_both_kinds, read_values, require_streams, stored_tensors
 from .options import HybridOptions, hybrid_options, options_named
 from .panels import HybridPanels
-
-logger = logging.getLogger(__name__)
+from .units import HybridUnits
 
 _MOST_DENSE = 0.9
 """Share of dense units up to which `options_for` names the format; beyond, it saves too little."""
@@ -128,7 +125,7 @@ class Hybrid24(Format):
         bias: Tensor | None,
         plan: Plan | None,
     ) -> Tensor:
-        """By the unpacked weight; layers run so only where no other form takes their values."""
+        """By the unpacked weight; on a GPU layers run so only in float32."""
         weight = _weight(tensors, scheme, shape)
         if x.dtype == weight.dtype and x.device.type != "cpu":
             return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
@@ -136,24 +133,24 @@ class Hybrid24(Format):
         return y.to(x.dtype)
 
     def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
-        """Until kernels for GPUs walk both kinds, native values run as a bitmap there."""
         if device.type == "cpu":
             if scheme.quantization is not None:
                 return HybridPanels().scheme(scheme.dtype, scheme.values)
             return InterleavedBitmap().scheme(scheme.dtype)
-        is_native = scheme.quantization is None and scheme.dtype in TiledBitmap.dtypes
-        if is_native and device.type == "cuda":
-            return TiledBitmap().scheme(scheme.dtype)
+        if device.type == "cuda" and scheme.dtype in HybridUnits.dtypes:
+            return HybridUnits().scheme(scheme.dtype, scheme.values)
         return scheme
 
+    def arrange(
+        self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
+    ) -> PackedWeight:
+        return PackedWeight(scheme, shape, stored)
+
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
+        return packed.tensors
+
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
-        """Codes of one type and group stay as they are."""
-        if device.type == "cuda":
-            _tell_of_form(target.title)
-        own, new = hybrid_options(packed.scheme), target.options
-        if isinstance(target.format, HybridPanels) and own == new and target.dtype == packed.dtype:
-            return target.format.arrange(packed.tensors, target, packed.shape).to(device)
-        return super().transcode(packed, target, device)
+        return by_streams(packed, target, device) or super().transcode(packed, target, device)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         return {LIBRARY: Implementation(None, "torch's own linear on the unpacked weight")}
@@ -195,9 +192,3 @@ def _weight(tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int
         return values.view(scheme.dtype)
     scales = spread_scales(tensors[SCALE].float(), shape[1], hybrid_options(scheme).group)
     return (type.numbers(values).float() * scales).to(scheme.dtype)
-
-
-@functools.cache
-def _tell_of_form(held: str) -> None:
-    """Logs once what runs on a GPU; of weights that are unpacked for each product others warn."""
-    logger.warning("hybrid_24 has no kernel for GPUs yet: layers run as %s there", held)

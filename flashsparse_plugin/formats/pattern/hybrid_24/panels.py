@@ -22,6 +22,7 @@ from ...values.quantization import SCALE, require_quantized
 from ...values.types import SMALLEST, scale_count, scale_dtype
 from ..cpu_panels.panels import ROWS, by_panel, by_row
 from . import panels_reference
+from .forms import by_streams
 from .layout import in_both_kinds, require_streams, stored_tensors, stream_sizes
 from .ops import ops
 from .options import HybridOptions, hybrid_options
@@ -158,10 +159,7 @@ class HybridPanels(Format):
         return ops.hybrid_panels_linear(x, *held, shape[0], own, options.values, group, bias)
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
-        """Codes of one type and group stay as they are."""
-        if (target.options, target.dtype) != (packed.scheme.options, packed.dtype):
-            return super().transcode(packed, target, device)
-        return PackedWeight(target, packed.shape, self.stored(packed)).to(device)
+        return by_streams(packed, target, device) or super().transcode(packed, target, device)
 
 
 def by_panels(stream: Tensor, sizes: list[int], rows: int) -> list[Tensor]:

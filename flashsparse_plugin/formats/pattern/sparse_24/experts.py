@@ -21,7 +21,7 @@ from ....packed.experts import GroupedExperts
 from ...units import UNIT_ROWS, unit_grid
 from ...values.quantization import SCALE
 from ..options import options_of
-from .ops import _layout
+from .ops import unit_layout
 
 MOST_EXPERTS = 1024  # kMostExperts in kernels/cuda/experts/routing.h
 # Columns that share a scale, by the values that the kernel is compiled for; None: all of a row.
@@ -103,7 +103,7 @@ class Experts24(GroupedExperts[Scheme]):
 
 
 def _check(x, topk_ids, topk_weights, w13, w13_scale, w2, w2_scale, intermediate, values, group):
-    layout, (experts, _, _, _) = _layout(values, group), w13.shape
+    layout, (experts, _, _, _) = unit_layout(values, group), w13.shape
     hidden = x.shape[1]
     for name, units, scale, shape, sides in (
         ("w13", w13, w13_scale, (intermediate, hidden), 2),

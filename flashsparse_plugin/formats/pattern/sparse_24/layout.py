@@ -127,9 +127,9 @@ def arrange(
             values = layout.type.spread(values, kept)
         bits = values.new_zeros(len(columns), max(width, kept // options.n * options.m))
         bits.scatter_(1, columns, values)
-        parts = _units(bits[:, :width], two_of_four, layout)
+        parts = unit_words(bits[:, :width], two_of_four, layout)
         if layout.group is not None:
-            parts.append(_scale_words(stored["weight_scale"][slab], across, layout.group))
+            parts.append(scale_words(stored["weight_scale"][slab], across, layout.group))
         units[unit_rows(slab)] = torch.cat(parts, 2)
     return units
 
@@ -165,7 +165,7 @@ def bits_of(units: Tensor, shape: tuple[int, int], layout: UnitLayout = NATIVE) 
     """The value bits of units by rows, zeros included: [out_features, in_features]."""
     bits = units.new_empty(shape, dtype=layout.value_dtype)
     for slab in slabs(*shape, SLAB_ROWS):
-        found = _bits(units[unit_rows(slab)], layout)
+        found = bits_of_units(units[unit_rows(slab)], layout)
         bits[slab] = found[: slab.stop - slab.start, : shape[1]]
     return bits
 
@@ -188,14 +188,12 @@ def has_scales_beyond(units: Tensor, shape: tuple[int, int], layout: UnitLayout)
 
 def _all_scales(units: Tensor, layout: UnitLayout, dtype: torch.dtype) -> Tensor:
     """The scales of groups that lie in units, of whole units."""
-    down, across, words = units.shape
-    scales = bits_as(units[:, :, layout.value_words + METADATA_WORDS : words], dtype)
-    return scales.view(down, across, -1, UNIT_ROWS).permute(0, 3, 1, 2).reshape(down * 16, -1)
+    return scale_rows(units[:, :, layout.value_words + METADATA_WORDS :], dtype)
 
 
 def kept_of(units: Tensor, layout: UnitLayout) -> Tensor:
     """Which elements of whole units are other than zero: bool [rows, columns]."""
-    return magnitudes_of(_bits(units, layout), layout) != 0
+    return magnitudes_of(bits_of_units(units, layout), layout) != 0
 
 
 def magnitudes_of(bits: Tensor, layout: UnitLayout) -> Tensor:
@@ -217,18 +215,24 @@ def places_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
 
 def values_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
     """Bits of the two values of every four columns: [down, across, 16, 64, 2]."""
-    down, across, _ = units.shape
-    values = bits_as(units[:, :, : layout.value_words], layout.value_dtype)
+    values = values_of_words(units[:, :, : layout.value_words], layout)
+    return values.view(*units.shape[:2], UNIT_ROWS, UNIT_COLS // 4, 2)
+
+
+def values_of_words(words: Tensor, layout: UnitLayout) -> Tensor:
+    """The inverse of `value_words`: bits by rows of each unit, [down, across, 16, values]."""
+    down, across, count = words.shape
+    values = bits_as(words, layout.value_dtype)
     if layout.type is not None:
-        values = layout.type.spread(values, values.shape[2] * 8 // layout.type.bits)
-    order, sizes = _order(layout), _sizes(down, across, layout)
+        values = layout.type.spread(values, count * 32 // layout.type.bits)
+    order, sizes = _order(layout), _sizes(down, across, layout, values.shape[2] // 256)
     lanes = values.view([sizes[dimension] for dimension in order])
     by_unit = (_DOWN, _ACROSS, _HALF_ROWS, _GROUP, _VECTOR, _STEP, _HALF_COLS, _FOUR, _WHICH)
     rows = lanes.permute([order.index(dimension) for dimension in by_unit])
-    return rows.reshape(down, across, UNIT_ROWS, UNIT_COLS // 4, 2)
+    return rows.reshape(down, across, UNIT_ROWS, values.shape[2] // UNIT_ROWS)
 
 
-def _bits(units: Tensor, layout: UnitLayout) -> Tensor:
+def bits_of_units(units: Tensor, layout: UnitLayout) -> Tensor:
     """Value bits by rows, zeros included, of whole units."""
     down, across, _ = units.shape
     fours = units.new_zeros((down, across, UNIT_ROWS, UNIT_COLS // 4, 4), dtype=layout.value_dtype)
@@ -237,8 +241,8 @@ def _bits(units: Tensor, layout: UnitLayout) -> Tensor:
     return rows.reshape(down * UNIT_ROWS, across * UNIT_COLS)
 
 
-def _units(bits: Tensor, two_of_four: Tensor, layout: UnitLayout) -> list[Tensor]:
-    """Words of values and of metadata, of value bits by rows, whole units wide."""
+def unit_words(bits: Tensor, two_of_four: Tensor, layout: UnitLayout) -> list[Tensor]:
+    """Words of values and of metadata, [down, across, words], of bits by rows, whole units wide."""
     bits = F.pad(bits, (0, 0, 0, -len(bits) % UNIT_ROWS))
     down, across = len(bits) // UNIT_ROWS, bits.shape[1] // UNIT_COLS
     fours = bits.view(len(bits), -1, 4)
@@ -246,19 +250,32 @@ def _units(bits: Tensor, two_of_four: Tensor, layout: UnitLayout) -> list[Tensor
     weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=bits.device)
     places = two_of_four[(kept * weights).sum(-1, dtype=torch.int32)]
     values = fours.where(kept, 0).gather(2, places)
-    lanes = values.view(_sizes(down, across, layout)).permute(_order(layout))
-    lanes = lanes.reshape(down, across, -1)
-    if layout.type is not None and layout.type.shares_bytes:
-        lanes = join_nibbles(lanes)
     nibbles = (places[..., 0] | places[..., 1] << 2).to(torch.int32)
     nibbles = nibbles.view(down, 2, 8, across, 4, 2, 2, 4)  # of two steps, step, half, four columns
     shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=bits.device)
     halves = (nibbles << shifts).sum(-1, dtype=torch.int32)
     metadata = (halves[:, 0] | halves[:, 1] << 16).permute(0, 2, 1, 4, 5, 3)
-    return [bits_as(lanes, torch.int32), metadata.reshape(down, across, -1)]
+    return [value_words(values, down, across, layout), metadata.reshape(down, across, -1)]
 
 
-def _scale_words(scales: Tensor, across: int, group: int) -> Tensor:
+def value_words(values: Tensor, down: int, across: int, layout: UnitLayout) -> Tensor:
+    """Words of values in the order of lanes: int32 [down, across, words].
+
+    Args:
+        values: Bits by rows of whole units, a multiple of 256 in each unit: a lane has eight in
+            each fragment.
+        down: Units below each other.
+        across: Units beside each other.
+        layout: How units store values.
+    """
+    sizes = _sizes(down, across, layout, values.numel() // (down * across) // 256)
+    lanes = values.reshape(sizes).permute(_order(layout)).reshape(down, across, -1)
+    if layout.type is not None and layout.type.shares_bytes:
+        lanes = join_nibbles(lanes)
+    return bits_as(lanes, torch.int32)
+
+
+def scale_words(scales: Tensor, across: int, group: int) -> Tensor:
     """Words of the scales of whole rows of units: [down, across, words]."""
     groups = UNIT_COLS // group
     scales = F.pad(scales, (0, across * groups - scales.shape[1], 0, -len(scales) % UNIT_ROWS))
@@ -266,9 +283,15 @@ def _scale_words(scales: Tensor, across: int, group: int) -> Tensor:
     return bits_as(by_unit.reshape(-1, across, groups * UNIT_ROWS), torch.int32)
 
 
-def _sizes(down: int, across: int, layout: UnitLayout) -> tuple[int, ...]:
+def scale_rows(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of `scale_words`, of whole units: [rows, groups]."""
+    scales = bits_as(words, dtype).view(*words.shape[:2], -1, UNIT_ROWS)
+    return scales.permute(0, 3, 1, 2).reshape(len(words) * UNIT_ROWS, -1)
+
+
+def _sizes(down: int, across: int, layout: UnitLayout, fragments: int) -> tuple[int, ...]:
     """Sizes of the dimensions of values by rows."""
-    return down, 2, 8, across, 8 // layout.lane_steps, layout.lane_steps, 2, 4, 2
+    return down, 2, 8, across, fragments // layout.lane_steps, layout.lane_steps, 2, 4, 2
 
 
 def _order(layout: UnitLayout) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from .layout import UnitLayout, bits_of, spread
 __all__ = ["ops"]
 
 
-def _layout(values: str, group: int) -> UnitLayout:
+def unit_layout(values: str, group: int) -> UnitLayout:
     """How units store their values, by the arguments of ops."""
     layout = UnitLayout(values, group or None)
     torch._check(
@@ -42,7 +42,7 @@ def check_units(
     values: str,
     group: int,
 ) -> None:
-    layout = _layout(values, group)
+    layout = unit_layout(values, group)
     wanted = (*unit_grid(out_features, in_features), layout.words)
     torch._check(
         units.dim() == 3 and all(a == b for a, b in zip(units.shape, wanted, strict=True)),
@@ -186,7 +186,7 @@ def _unpack(
 ) -> Tensor:
     check_units(units, out_features, in_features, weight_scale, values, group)
     shape = (out_features, in_features)
-    return spread(units, shape, dtype, _layout(values, group), weight_scale)
+    return spread(units, shape, dtype, unit_layout(values, group), weight_scale)
 
 
 register_linear_autograd("sparse_24_linear", unpack="sparse_24_unpack")

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled decode kernels of hybrid_units. Each value type has a source file of its own
+// (instances.cmake), so that they compile in parallel.
+#pragma once
+#include <algorithm>
+
+#include "cuda/hybrid_units/linear_arguments.h"
+#include "cuda/hybrid_units/linear_plan.h"
+#include "cuda/sparse_24/values.cuh"
+
+namespace flashsparse::hybrid_units {
+
+using sparse_24::NativeValues;
+#define FS_USING(name, ...) using sparse_24::name##Values;
+FS_QUANTIZED_TYPES(FS_USING)
+#undef FS_USING
+
+// The parameters of a launch; `early`: whether it begins before the kernel that writes x has ended.
+inline mma_units::Cut cut_of(const LinearPlan& plan, int64_t rows, int64_t cols, bool early) {
+  mma_units::Cut cut(plan, plan.weight_stages, rows, cols);
+  // Each stage that is copied before x delays x, unless x is not there yet.
+  cut.stages_before_x = std::min(early ? 2 : 1, plan.weight_stages);
+  return cut;
+}
+
+struct Compiled {
+  void (*float16)(Arguments, mma_units::Cut);
+  void (*bfloat16)(Arguments, mma_units::Cut);
+};
+
+// Indexed like kShapes; null where Values (cuda/sparse_24/values.cuh) are not compiled for a shape.
+template <class Values>
+const Compiled* compiled_linear();
+
+}  // namespace flashsparse::hybrid_units

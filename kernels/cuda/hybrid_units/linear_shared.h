@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The weight ring of a warp in the shared memory of the decode kernel of hybrid_units
+// (cuda/mma_units/linear_shared.h). A stage has row_units places, each of which takes a unit of
+// either kind: its vectors, and behind room for a dense one's the scales.
+#pragma once
+#include <cstdint>
+
+#include "common/host_device.h"
+#include "formats/hybrid_units.h"
+
+namespace flashsparse::hybrid_units {
+
+// A place, of whole lines of 128 bytes, to which copies are faster.
+template <class Values>
+struct UnitPlace {
+  static constexpr UnitLayout kLayout = Values::kLayout;
+  static constexpr uint32_t kScales = vector_bytes(kLayout, true);
+  static constexpr uint32_t kBytes = (unit_bytes(kLayout, true) + 127) & ~127u;
+};
+
+FS_HOST_DEVICE constexpr uint32_t ring_bytes(UnitLayout unit, int row_units, int stages) {
+  return stages * row_units * ((unit_bytes(unit, true) + 127) & ~127u);
+}
+
+}  // namespace flashsparse::hybrid_units
