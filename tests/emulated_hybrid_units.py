@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flashsparse_plugin.formats.pattern.hybrid_24 import HybridUnits
-from flashsparse_plugin.formats.pattern.hybrid_24.layout import dense_windows, read_values
-from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.formats.pattern.hybrid_24.layout import keep_dense, read_values
 from flashsparse_plugin.formats.values.types import VALUE_TYPES, spread_scales
 from flashsparse_plugin.packed import PackedWeight, Scheme
 
@@ -32,7 +31,6 @@ SHAPES = [  # tokens, units of rows of a warp, warps
     )
 ]
 FORM = HybridUnits()
-TWO_OF_FOUR = PatternOptions(n=2, m=4)
 
 
 class Plan(NamedTuple):
@@ -108,16 +106,6 @@ def encoded(packed: PackedWeight) -> bytes:
     return header.tobytes() + b"".join(map(raw, packed.tensors.values()))
 
 
-def two_kinds(weight: Tensor, dense: float, number: int = 0) -> Tensor:
-    """Keeps what is largest by 2:4, but for a share of units."""
-    generator = torch.Generator().manual_seed(number)
-    grid = -(-weight.shape[0] // 16), -(-weight.shape[1] // 256)
-    kinds = (torch.rand(grid, generator=generator) < dense).to(torch.uint8)
-    windows = dense_windows(kinds, weight.shape[0], weight.shape[1])
-    columns = windows.repeat_interleave(4, 1)[:, : weight.shape[1]]
-    return weight.where(columns, TWO_OF_FOUR.keep_largest(weight)).contiguous()
-
-
 def random_case(rows: int, cols: int, tokens: int, number: int = 0, **rest) -> Case:
     """Normal values, no unit dense, some or all; both dtypes and bias by turns."""
     generator = torch.Generator().manual_seed(number)
@@ -126,7 +114,7 @@ def random_case(rows: int, cols: int, tokens: int, number: int = 0, **rest) -> C
     def normal(*size):
         return torch.randn(*size, generator=generator).to(dtype)
 
-    weight = two_kinds(normal(rows, cols), (0.5, 0.25, 0.75, 0, 1)[number % 5], number)
+    weight = keep_dense(normal(rows, cols), (0.5, 0.25, 0.75, 0, 1)[number % 5], number)
     bias = normal(rows) if number % 3 else None
     return Case(weight, normal(tokens, cols), bias, **rest)
 

@@ -169,6 +169,8 @@ SAMPLES = {
         (x(), *HYBRID, OUT, torch.bfloat16, "int4", 32),
         (x(torch.float16), *HYBRID, OUT, torch.bfloat16, "int4", 32, bias()),
     ],
+    "hybrid_units_linear": [],  # in formats/pattern/test_hybrid_units.py, as is the next
+    "hybrid_units_unpack": [],
     "sparse_24_linear": [],  # in formats/pattern/test_sparse_24.py, as is the next
     "sparse_24_unpack": [],
     "sparse_24_linear_rounded": [],  # in formats/pattern/test_sparse_24.py

@@ -19,6 +19,7 @@ PRODUCTS = {
     "dense.flat_gemm": Product((4096, 4096), 16),
     "exact_units.few": Product((4096, 4096), 16, 24 << 20),
     "exact_units.many": Product((4096, 4096), 64, 24 << 20),
+    "hybrid_units.sparse": Product((4096, 4096), 16, 12 << 20, values="int8"),
     "tiled_csl.sparse": Product((4096, 4096), 16, 20 << 20),
     "tiled_bitmap.few": Product((4096, 4096), 16, 20 << 20),
     "tiled_bitmap.codes": Product((4096, 4096), 16, 12 << 20, values="int8"),

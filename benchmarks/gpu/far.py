@@ -9,9 +9,10 @@ Then of one x, where on Hopper each launch begins while the one before it ends (
 them: cuBLAS, the fastest way to call it; fp8, also with one kernel more that quantizes x; and int4
 of torch and, where vLLM is installed, of Marlin. Each product is held against float64 first.
 
-Output heads in 8 bits, which no table has yet:
+Output heads in 8 bits, and 2:4 beside dense blocks, which no table has yet:
 
     python benchmarks/gpu/far.py --layers 128256x4096,151936x5120 --kinds "head, int8;head, fp8"
+    python benchmarks/gpu/far.py --kinds "2:4 + 25% dense, fp8_e4m3;2:4 + 50% dense, fp8_e4m3"
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.evaluation.dense_products import FP8, DenseProduct, dense_products
 from flashsparse_plugin.evaluation.dense_products import TOLERANCE as OF_RIVALS
-from flashsparse_plugin.evaluation.kinds import CHOICES, HEADS, KINDS
+from flashsparse_plugin.evaluation.kinds import CHOICES, HEADS, HYBRIDS, KINDS
 
 Row = dict[str, Any]
 # Large layers of Qwen3-32B beside those of Llama 3.
 LAYERS = [*LLAMA, layer("51200x5120"), layer("5120x25600")]
 QUANTIZING = "fp8 and quantizing"
+UNTIMED = HEADS | HYBRIDS
 TOLERANCE = 4e-3  # of the norm: one rounding to bfloat16 has 1.7e-3, fp8 x fp8 adds some
 
 
@@ -97,7 +99,7 @@ class Far:
                 self._row(each, tokens, name, dense, us, us)
 
     def _kind(self, each: Layer, name: str, dense: dict[int, float]) -> None:
-        kind = HEADS[name] if name in HEADS else KINDS[CHOICES[name]]
+        kind = UNTIMED[name] if name in UNTIMED else KINDS[CHOICES[name]]
         packed = kind.pack(each.shape, self._dtype, self._device)
         codes = fs.SparseLinear.from_packed(packed.prepare(self._device))
         layers = _measure.Rotation(

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.evaluation.dense_products import dense_products
-from flashsparse_plugin.evaluation.kinds import KINDS
+from flashsparse_plugin.evaluation.kinds import HYBRIDS, KINDS
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.plan import FEW, LIBRARY, Plan
 
@@ -86,7 +86,11 @@ class Layers:
             self._time(each, rival.name, copies, {rival.name: rival.multiply}, rival.quantize)
 
     def _packed(self, each: Layer, name: str) -> None:
-        packed = KINDS[name].pack(each.shape, self._dtype, self._device).prepare(self._device)
+        packed = (
+            (KINDS | HYBRIDS)[name]
+            .pack(each.shape, self._dtype, self._device)
+            .prepare(self._device)
+        )
         copies = self._copies(partial(_formats.copy_of, packed), packed.nbytes)
         known = packed.format.implementations(packed.scheme)
         calls = {name: partial(_multiply, Plan.only(name)) for name in known}

@@ -38,7 +38,7 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
-from flashsparse_plugin.evaluation.kinds import KINDS, Kind, vectors
+from flashsparse_plugin.evaluation.kinds import HYBRIDS, KINDS, Kind, vectors
 from flashsparse_plugin.gpu import Gpu
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.ops.plan import Product
@@ -50,6 +50,7 @@ MORE_KINDS = {
     "8:32 int4 by 128": vectors(n=8, m=32, vector_length=32, values="int4", group=128),
     "8:32, L=64": vectors(n=8, m=32, vector_length=64),
     "8:32, L=128": vectors(n=8, m=32, vector_length=128),
+    **HYBRIDS,
     EXACT: Kind("lossless", 0.0),
     FLOAT32: vectors(n=8, m=32, vector_length=32),
 }
@@ -61,6 +62,7 @@ VECTORS = ("8:32", "8:32 fp8_e4m3", "8:32 int8", "8:32 int4 by 128")
 SWEPT: dict[str, tuple[Sequence[str], Sequence[int]]] = {
     "dense.gemv": ((DENSE,), (1, 2, 4, 8)),
     "dense.flat_gemm": ((DENSE,), (8, 16, 32, 64)),
+    "hybrid_units.sparse": (tuple(HYBRIDS), (1, 8, 16, 32)),
     "tiled_csl.sparse": (CSL, (1, 8, 16, 32, 64, 128)),
     "tiled_bitmap.few": ((*BITMAPS, "50% int8", "50% W8A8"), (1, 8, 16, 32, 64)),
     "tiled_bitmap.many": (BITMAPS, (33, 64, 128, 256)),

@@ -122,7 +122,7 @@ def packed_weight(shape: tuple[int, int], scheme: Scheme, density: float) -> Wei
         density: Share of the elements that are kept at random; of a pattern as many as it keeps.
     """
     random = random_weight((512, 512), _share(scheme, density), scheme.dtype)
-    sample = scheme.format.conform(random, scheme)
+    sample = scheme.format.thin(random, scheme, density)
     kept = density if sample is random else int(sample.count_nonzero()) / sample.numel()
     nbytes = scheme.format.nbytes(scheme, (512, 512)) or scheme.format.pack(sample, scheme).nbytes
     return Weight(shape, scheme, kept, nbytes * shape[0] * shape[1] // sample.numel())
@@ -155,7 +155,8 @@ class _Layer:
         nbytes = dense.nbytes
         if weight.scheme is not None:
             format = weight.scheme.format
-            made = format.pack(format.conform(dense, weight.scheme), weight.scheme).prepare(device)
+            thin = format.thin(dense, weight.scheme, weight.density)
+            made = format.pack(thin, weight.scheme).prepare(device)
             nbytes = made.nbytes
         count = max(2, cold_bytes // nbytes + 1)
         self.copies = [made, *(_copy(made) for _ in range(count - 1))]
@@ -175,7 +176,7 @@ class _Layer:
 
 def _share(scheme: Scheme | None, density: float) -> float:
     """The share to keep at random: a pattern drops the others by itself."""
-    return 1.0 if scheme is not None and scheme.format.is_fixed(scheme) else density
+    return 1.0 if scheme is not None and scheme.format.pattern(scheme) else density
 
 
 def _has(device: torch.device, capability: tuple[int, int] | None) -> bool:

@@ -9,22 +9,27 @@ import torch
 
 from ..dataflow.tuner import random_weight
 from ..formats import get_format, pack
+from ..formats.pattern.hybrid_24.layout import keep_dense
 from ..formats.pattern.options import PatternOptions
 from ..packed import PackedWeight, Scheme
 
 
 class Kind(NamedTuple):
-    """Zeros anywhere by their share, or an N:M pattern by its options."""
+    """Zeros anywhere by their share, an N:M pattern by its options, or 2:4 beside dense blocks."""
 
     format: str
     sparsity: float | None = None
     options: dict[str, Any] = {}
+    dense: float | None = None
+    """Share of the blocks of 16 x 256 that are dense; the others follow 2:4."""
 
     @property
     def density(self) -> float:
         """Share of the elements that are kept."""
         if self.sparsity is not None:
             return round(1 - self.sparsity, 3)
+        if self.dense is not None:
+            return (1 + self.dense) / 2
         return self.options["n"] / self.options["m"]
 
     def scheme(self, dtype: torch.dtype) -> Scheme:
@@ -38,7 +43,9 @@ class Kind(NamedTuple):
         """A random weight, packed as it is stored."""
         kept = 1.0 if self.sparsity is None else 1 - self.sparsity
         weight = random_weight(shape, kept, dtype, device)
-        if self.sparsity is None:
+        if self.dense is not None:
+            weight = keep_dense(weight, self.dense)
+        elif self.sparsity is None:
             pattern = {key: self.options[key] for key in self.options if key != "activations"}
             weight = PatternOptions(**pattern).keep_largest(weight).contiguous()
         return pack(weight, self.format, self.options)
@@ -46,6 +53,10 @@ class Kind(NamedTuple):
 
 def vectors(**options: Any) -> Kind:
     return Kind("nm_vector", None, options)
+
+
+def beside_dense(dense: float, **options: Any) -> Kind:
+    return Kind("hybrid_24", None, options, dense)
 
 
 KINDS = {
@@ -69,6 +80,13 @@ HEADS = {
     "head, fp8": vectors(n=1, m=1, vector_length=128, values="fp8_e4m3"),
 }
 """Output heads that keep every weight."""
+
+HYBRIDS = {
+    "2:4 + 25% dense": beside_dense(0.25),
+    "2:4 + 25% dense, fp8_e4m3": beside_dense(0.25, values="fp8_e4m3"),
+    "2:4 + 50% dense, fp8_e4m3": beside_dense(0.5, values="fp8_e4m3"),
+}
+"""2:4 beside dense blocks, which no table has yet."""
 
 
 # Those that people choose among, by the names of results and of tables: kinds of KINDS.

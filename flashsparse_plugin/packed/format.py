@@ -312,6 +312,10 @@ class Format(
         """
         return weight
 
+    def thin(self, weight: Tensor, scheme: Scheme, density: float) -> Tensor:
+        """`conform`, and keeps as much as a density says where the scheme alone does not tell."""
+        return self.conform(weight, scheme)
+
     def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
         """Options by which the format holds a weight as it is, zeros and all; None: it knows none.
 

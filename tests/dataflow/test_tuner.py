@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow import DeviceKey, Table, Weight, tuner
 from flashsparse_plugin.dataflow.tuner import entry_of, measure, packed_weight
-from flashsparse_plugin.evaluation.kinds import KINDS
+from flashsparse_plugin.evaluation.kinds import HYBRIDS, KINDS
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.plan import NO_LIMIT, Plan
 
@@ -98,11 +98,11 @@ def test_zeros_anywhere_stay_zeros_where_values_are_codes(monkeypatch):
     assert copies[0].density == pytest.approx(0.3, abs=0.02)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", KINDS | HYBRIDS)
 @pytest.mark.parametrize("zeros", [0.0, 0.2])  # among what a pattern keeps
 def test_what_is_measured_is_what_a_layer_looks_up(name, zeros):
     """A table's entry is of a random weight, a layer counts its own: they have to meet."""
-    kind, shape = KINDS[name], (256, 512)
+    kind, shape = (KINDS | HYBRIDS)[name], (256, 512)
     scheme = kind.scheme(torch.float16)
     measured = packed_weight(shape, scheme, kind.density)
     entry = entry_of(measured, {1: dict.fromkeys(measured.implementations, 1.0)})

@@ -250,6 +250,7 @@ def test_a_part_of_any_size_runs_in_every_form(scheme):
 OWN_STORAGE = {
     "interleaved_bitmap": "tiled_bitmap",
     "hybrid_panels": "hybrid_24",
+    "hybrid_units": "hybrid_24",
     "exact_units": "lossless",
 }
 

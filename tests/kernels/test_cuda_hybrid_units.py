@@ -21,7 +21,6 @@ from emulated_hybrid_units import (
     judge,
     random_case,
     require_all,
-    two_kinds,
 )
 from emulated_products import run, split
 from emulated_sparse_24 import CODES
@@ -36,6 +35,7 @@ from emulation import (
 )
 from kernel_weights import bits_without_negative_zero, every_bit_pattern
 
+from flashsparse_plugin.formats.pattern.hybrid_24.layout import keep_dense
 from flashsparse_plugin.packed import PackedWeight
 
 LINEAR, UNPACK = "hybrid_units/linear_driver", "hybrid_units/unpack_driver"
@@ -128,7 +128,7 @@ def test_plans_give_the_same_but_for_rounding(driver):
 def test_unit_vectors_give_every_weight(driver, dense):
     """Of units of one kind, and of either beside the other."""
     for share in (dense, 0.5):
-        weight = two_kinds(torch.randn(32, 512).to(torch.bfloat16), share, 1)
+        weight = keep_dense(torch.randn(32, 512).to(torch.bfloat16), share, 1)
         units = torch.eye(512, dtype=torch.bfloat16)
         cases = [Case(weight, part, plan=Plan(5, 1, 2, 2, 2, 1)) for part in units.split(32)]
         assert torch.equal(torch.cat(answers(driver(LINEAR, "plain"), cases)).T, weight)
@@ -245,14 +245,14 @@ def test_unpacking_gives_every_bit_back(driver, sanitizer):
     cases, weights = [], []
     for seed, shape in enumerate(UNPACKED):
         bits = bits_without_negative_zero(every_bit_pattern(shape, torch.float16, seed))
-        kept = two_kinds(torch.rand(shape) + 1, 0.5, seed) != 0
+        kept = keep_dense(torch.rand(shape) + 1, 0.5, seed) != 0
         weights.append(bits.where(kept, 0))
         packed = FORM.pack(weights[-1].view(torch.float16), FORM.scheme(torch.float16))
         cases.append((packed, SEEDS[seed % 3]))
     for seed, (values, group) in enumerate(CODES):
         for dtype in FORM.dtypes:
             scheme = FORM.scheme(dtype, {"values": values, "group": group})
-            weight = two_kinds(torch.randn(UNPACKED[seed % 6]).to(dtype), 0.5, seed)
+            weight = keep_dense(torch.randn(UNPACKED[seed % 6]).to(dtype), 0.5, seed)
             packed = FORM.pack(weight, scheme)
             weights.append(bits_without_negative_zero(FORM.reference.unpack(packed)))
             cases.append((packed, SEEDS[seed % 3]))

@@ -11,6 +11,8 @@ import torch
 from emulated_exact_units import Plan as ExactPlan
 from emulated_exact_units import random_case as exact_case
 from emulated_gather import random_case as gather_case
+from emulated_hybrid_units import Plan as HybridPlan
+from emulated_hybrid_units import random_case as hybrid_case
 from emulated_products import run
 from emulated_sparse_24 import Plan as SparsePlan
 from emulated_sparse_24 import random_case as sparse_case
@@ -33,6 +35,9 @@ def cases(seed):
             27, 700, 6, 1, plan=ExactPlan(0, 1, 1, 2, 2, 2), seed=seed
         ),
         "exact_units/wgmma_driver": exact_case(150, 300, 9, 1, plan=(-1, 1, 1, 3, 1), seed=seed),
+        "hybrid_units/linear_driver": hybrid_case(
+            27, 700, 6, 1, plan=HybridPlan(0, 1, 1, 2, 2, 2), seed=seed
+        ),
         "tiled_bitmap/linear_driver": bitmap_case(27, 700, 6, 1, 0.5, seed=seed),
         "nm_gather/linear_driver": gather_case(
             70, 2000, 8, 4, 8, 8, 1, plan=(0, 2, 2, 2, 1), seed=seed

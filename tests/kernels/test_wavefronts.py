@@ -25,6 +25,8 @@ from emulated_dense import Case as DenseCase
 from emulated_exact_units import Plan as ExactPlan
 from emulated_exact_units import random_case as random_exact
 from emulated_gather import HOPPER, random_case
+from emulated_hybrid_units import Plan as HybridPlan
+from emulated_hybrid_units import random_case as random_hybrid
 from emulated_linear import Case
 from emulated_nm_spmm import COMPILED
 from emulated_nm_spmm import random_case as random_spmm
@@ -181,6 +183,22 @@ def exact_rows(driver, folder: Path) -> Rows:
     return rows
 
 
+def hybrid_rows(driver, folder: Path) -> Rows:
+    """Half of the units dense; warps along rows and columns, and two units of rows to a warp."""
+    rows: Rows = {}
+    int4 = {"values": "int4", "group": 128}
+    for told, number, plan, rest in (
+        ("8 tokens", 0, HybridPlan(0, 2, 2, 2, 2, 1), {}),
+        ("16 tokens", 0, HybridPlan(3, 2, 1, 2, 2, 1), {}),
+        ("8 tokens, int4 by 128", 0, HybridPlan(1, 2, 1, 2, 2, 1), {"options": int4}),
+    ):
+        case = random_hybrid(256, 1024, int(told.split()[0]), number, plan=plan, **rest)
+        counts = count(driver("hybrid_units/linear_driver", "plain"), case.encode(), folder)
+        for access, row in accesses(counts).items():
+            rows["hybrid_units::linear_kernel", f"256x1024 {told}", access] = row
+    return rows
+
+
 def bitmap_linear_rows(driver, folder: Path) -> Rows:
     """Warps beside each other along rows and columns, and two units of rows to a warp."""
     rows: Rows = {}
@@ -266,6 +284,7 @@ KERNEL_ROWS = (
     decode_rows,
     sparse_24_rows,
     exact_rows,
+    hybrid_rows,
     bitmap_linear_rows,
     gather_rows,
     tiles_rows,

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """hybrid_24 and its form on a CPU: units of both kinds, every type and shape, hostile tensors."""
 
-import logging
 import re
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.unpacked import complaints
-from flashsparse_plugin.formats.pattern import hybrid_24
 from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
@@ -239,18 +237,14 @@ def test_short_names():
         fs.pack(weight, "hybrid-int3")
 
 
-def test_on_a_gpu_it_is_said_what_runs(caplog):
-    weight = two_kinds((32, 512), torch.bfloat16)[0]
-    cuda = torch.device("cuda")
-    hybrid_24._tell_of_form.cache_clear()
-    held = FORMAT.runtime(fs.pack(weight, "hybrid").scheme, cuda)
-    with caplog.at_level(logging.WARNING):
-        hybrid_24._tell_of_form(held.title)
-        hybrid_24._tell_of_form(held.title)
-    assert caplog.messages == [
-        "hybrid_24 has no kernel for GPUs yet: layers run as tiled_bitmap there"
-    ]
-    codes = fs.pack(weight, "hybrid-int8").scheme
-    assert FORMAT.runtime(codes, cuda) == codes
-    (told,) = complaints([("up", codes)], cuda)
-    assert "no kernel multiplies hybrid_24(int8) bfloat16 on a GPU" in told
+def test_on_a_gpu_units_of_both_kinds_run_where_dtypes_have_16_bits():
+    weight, cuda = two_kinds((32, 512), torch.bfloat16)[0], torch.device("cuda")
+    for name in ("hybrid", "hybrid-int8"):
+        stored = fs.pack(weight, name).scheme
+        held = FORMAT.runtime(stored, cuda)
+        assert (held.format.name, held.options) == ("hybrid_units", stored.options)
+        assert list(complaints([("up", held)], cuda)) == []
+    wide = fs.pack(weight.float(), "hybrid-int8").scheme
+    assert FORMAT.runtime(wide, cuda) == wide
+    (told,) = complaints([("up", wide)], cuda)
+    assert "no kernel multiplies hybrid_24(int8) float32 on a GPU" in told

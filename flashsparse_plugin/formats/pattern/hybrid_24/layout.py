@@ -156,11 +156,22 @@ def stored_tensors(
 def in_both_kinds(weight: Tensor) -> Tensor:
     """A copy that keeps what is largest in every other unit by 2:4, the first one included."""
     down, across = unit_grid(weight.shape[0], weight.shape[1])
-    places = torch.arange(down)[:, None] + torch.arange(across)
-    kinds = (places % 2).to(weight.device, torch.uint8)
-    dense = dense_windows(kinds, weight.shape[0], weight.shape[1])
+    return keep_units(weight, (torch.arange(down)[:, None] + torch.arange(across)) % 2)
+
+
+def keep_dense(weight: Tensor, share: float, seed: int = 0) -> Tensor:
+    """A copy that keeps what is largest by 2:4, but for a share of units, chosen at random."""
+    grid = unit_grid(weight.shape[0], weight.shape[1])
+    count = grid[0] * grid[1]
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return keep_units(weight, (order < round(share * count)).view(grid))
+
+
+def keep_units(weight: Tensor, kinds: Tensor) -> Tensor:
+    """A copy that keeps what is largest by 2:4, but for units of a kind other than 0."""
+    dense = dense_windows(kinds.to(weight.device), weight.shape[0], weight.shape[1])
     columns = dense.repeat_interleave(WINDOW, 1)[:, : weight.shape[1]]
-    return weight.where(columns, PatternOptions(n=2, m=4).keep_largest(weight))
+    return weight.where(columns, PatternOptions(n=2, m=4).keep_largest(weight)).contiguous()
 
 
 def stream_sizes(

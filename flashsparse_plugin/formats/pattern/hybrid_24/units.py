@@ -22,7 +22,7 @@ from ..options import value_arguments
 from ..sparse_24.layout import UnitLayout
 from . import units_layout, units_reference
 from .forms import by_streams
-from .layout import in_both_kinds, kinds_of, read_values, stored_tensors
+from .layout import in_both_kinds, keep_dense, kinds_of, read_values, stored_tensors
 from .ops import ops
 from .options import HybridOptions, hybrid_options
 
@@ -51,8 +51,17 @@ class HybridUnits(Format):
         found, kept = quantization_of(scheme), in_both_kinds(weight)
         return kept if found is None else found.conform(kept)
 
+    def thin(self, weight: Tensor, scheme: Scheme, density: float) -> Tensor:
+        """With as many dense units as such a weight has."""
+        found, kept = quantization_of(scheme), keep_dense(weight, min(max(2 * density - 1, 0), 1))
+        return kept if found is None else found.conform(kept)
+
     def takes_codes(self, values: str, group: int | None) -> bool:
         return True
+
+    def pattern(self, scheme: Scheme) -> tuple[int, int, int]:
+        """That of hybrid_24."""
+        return 2, 4, 1
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         down, across = unit_grid(*shape)
