@@ -62,12 +62,12 @@ VECTORS = ("8:32", "8:32 fp8_e4m3", "8:32 int8", "8:32 int4 by 128")
 SWEPT: dict[str, tuple[Sequence[str], Sequence[int]]] = {
     "dense.gemv": ((DENSE,), (1, 2, 4, 8)),
     "dense.flat_gemm": ((DENSE,), (8, 16, 32, 64)),
-    "hybrid_units.sparse": (tuple(HYBRIDS), (1, 8, 16, 32)),
     "tiled_csl.sparse": (CSL, (1, 8, 16, 32, 64, 128)),
     "tiled_bitmap.few": ((*BITMAPS, "50% int8", "50% W8A8"), (1, 8, 16, 32, 64)),
     "tiled_bitmap.many": (BITMAPS, (33, 64, 128, 256)),
     "exact_units.few": ((EXACT,), (1, 8, 16, 32, 64)),
     "exact_units.many": ((EXACT,), (16, 32, 64, 128, 256)),
+    "hybrid_units.sparse": (tuple(HYBRIDS), (1, 8, 16, 32)),
     "sparse_24.few": (TWO_FOUR, (1, 8, 16, 32)),
     "sparse_24.many": ((*TWO_FOUR, "2:4 fp8 W8A8"), (8, 16, 32, 64, 128, 256)),
     "nm_gather.few": (VECTORS, (1, 8, 16)),

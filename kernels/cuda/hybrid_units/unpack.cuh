@@ -10,37 +10,90 @@ namespace flashsparse::hybrid_units {
 
 using sparse_24::kUnpackThreads;
 
-// A dense unit: `scales` are those of rows, if values have them.
+// Where the weight goes, and the unit's first element in it.
+struct UnpackedUnit {
+  const float* scales;  // of rows, if values have them
+  int64_t row, col, rows, cols;
+  uint16_t* weight;
+};
+
+// Multiplies two values of a line of a unit by their scale, if they have one: that of the row, or
+// of its group of columns, whose 16 bits are at `groups`.
 template <class Type, class Values>
-__device__ __forceinline__ void unpack_dense(const uint32_t* unit, const float* scales,
-                                             int64_t first_row, int64_t first_col, int64_t rows,
-                                             int64_t cols, uint16_t* weight) {
+__device__ __forceinline__ void scale(uint32_t& two, const uint32_t* groups, const UnpackedUnit& to,
+                                      int step, int line) {
+  constexpr UnitLayout kLayout = Values::kLayout;
+  if constexpr (kLayout.group > 0) {
+    const int place = step * kStepCols / kLayout.group * kUnitRows + line;
+    const uint32_t both = load_readonly(groups + place / 2);
+    const auto bits = static_cast<uint16_t>(both >> place % 2 * 16);
+    two = sparse_24::scaled<Type>(two, to_float<Type>(bits));
+  } else if constexpr (kLayout.has_row_scales()) {
+    two = sparse_24::scaled<Type>(two, to.scales[to.row + line]);
+  }
+}
+
+// Converts a lane's eight values of a fragment of 16 columns, or of a step of a 2:4 unit.
+template <class Type, class Values>
+__device__ __forceinline__ void load(uint32_t (&words)[4], const uint32_t* unit, int fragment) {
+  constexpr int kHeld = Values::kLayout.lane_steps();
+  const int vector = fragment / kHeld * 32 + threadIdx.x % 32;
+  Values::template widen<Type>(words, load_streaming(reinterpret_cast<const uint4*>(unit) + vector),
+                               fragment % kHeld);
+}
+
+// Stores the columns from `col` of the unit on, as many as the weight has of them: kCount is even.
+template <int kCount>
+__device__ __forceinline__ void store(const uint32_t (&twos)[kCount / 2], const UnpackedUnit& to,
+                                      int line, int col) {
+  uint16_t* const place = to.weight + (to.row + line) * to.cols + to.col + col;
+  FS_UNROLL
+  for (int i = 0; i < kCount; i += 2) {
+    if (to.cols % 2 == 0) {
+      if (to.col + col + i < to.cols)
+        store_global(reinterpret_cast<uint32_t*>(place + i), twos[i / 2]);
+    } else {
+      FS_UNROLL
+      for (int e = i; e < i + 2; ++e) {
+        if (to.col + col + e < to.cols)
+          store_global(place + e, static_cast<uint16_t>(twos[i / 2] >> e % 2 * 16));
+      }
+    }
+  }
+}
+
+template <class Type, class Values>
+__device__ __forceinline__ void unpack_24(const uint32_t* unit, const UnpackedUnit& to) {
   constexpr UnitLayout kLayout = Values::kLayout;
   const int step = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t* const groups = unit + vector_bytes(kLayout, true) / 4;
+  const uint32_t* const metadata = unit + kLayout.metadata() / 4;
+  uint32_t words[4];
+  load<Type, Values>(words, unit, step);
   FS_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const int fragment = 2 * step + half;
-    const int vector = fragment / kLayout.lane_steps() * 32 + lane;
+  for (int i = 0; i < 4; ++i) {
+    const int line = lane / 4 + i % 2 * 8;
+    if (to.row + line >= to.rows) continue;
+    scale<Type, Values>(words[i], unit + vector_bytes(kLayout, false) / 4, to, step, line);
+    const int giver = (lane & ~3) + step % 2 * 2 + i / 2;
+    const uint32_t word = load_readonly(metadata + giver * (kLaneBytes / 4) + step / 2);
+    const uint2 four = sparse_24::spread(words[i], word >> (i % 2 * 16 + lane % 4 * 4));
+    store<4>({four.x, four.y}, to, line, step * kStepCols + i / 2 * 16 + lane % 4 * 4);
+  }
+}
+
+template <class Type, class Values>
+__device__ __forceinline__ void unpack_dense(const uint32_t* unit, const UnpackedUnit& to) {
+  const int step = threadIdx.x / 32, lane = threadIdx.x % 32;
+  FS_UNROLL
+  for (int fragment = 2 * step; fragment < 2 * step + 2; ++fragment) {
     uint32_t words[4];
-    Values::template widen<Type>(words,
-                                 load_streaming(reinterpret_cast<const uint4*>(unit) + vector),
-                                 fragment % kLayout.lane_steps());
+    load<Type, Values>(words, unit, fragment);
     FS_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const int unit_line = lane / 4 + i % 2 * 8;
-      const int64_t row = first_row + unit_line;
-      const int64_t col = first_col + fragment * 16 + i / 2 * 8 + lane % 4 * 2;
-      if (row >= rows || col >= cols) continue;
-      const uint32_t two =
-          sparse_24::scaled<Type, Values>(words[i], groups, scales, step, unit_line, row);
-      uint16_t* const place = weight + row * cols + col;
-      if (cols % 2 == 0) {
-        store_global(reinterpret_cast<uint32_t*>(place), two);
-      } else {
-        store_global(place, static_cast<uint16_t>(two));
-        if (col + 1 < cols) store_global(place + 1, static_cast<uint16_t>(two >> 16));
-      }
+      const int line = lane / 4 + i % 2 * 8;
+      if (to.row + line >= to.rows) continue;
+      scale<Type, Values>(words[i], unit + vector_bytes(Values::kLayout, true) / 4, to, step, line);
+      store<2>({words[i]}, to, line, fragment * 16 + i / 2 * 8 + lane % 4 * 2);
     }
   }
 }
@@ -56,11 +109,11 @@ __global__ void __launch_bounds__(kUnpackThreads)
   const int32_t begin = load_readonly(offsets + blockIdx.x);
   const int32_t end = load_readonly(offsets + blockIdx.x + 1);
   const uint32_t* const unit = units + int64_t{begin} * (kPieceBytes / 4);
-  const int64_t row = unit_row * kUnitRows, col = unit_col * kUnitCols;
+  const UnpackedUnit to{scales, unit_row * kUnitRows, unit_col * kUnitCols, rows, cols, weight};
   if (is_dense(Values::kLayout, begin, end)) {
-    unpack_dense<Type, Values>(unit, scales, row, col, rows, cols, weight);
+    unpack_dense<Type, Values>(unit, to);
   } else {
-    sparse_24::unpack_unit<Type, Values>(unit, scales, row, col, rows, cols, weight);
+    unpack_24<Type, Values>(unit, to);
   }
 }
 

@@ -19,38 +19,25 @@ __device__ __forceinline__ uint2 spread(uint32_t two, uint32_t metadata) {
   return make_uint2(static_cast<uint32_t>(four), static_cast<uint32_t>(four >> 32));
 }
 
-// Two values of a row, times their scale, if they have one: that of the row, or of its group of
-// columns, of which a unit's 16-bit scales are at `groups`.
-template <class Type, class Values>
-__device__ __forceinline__ uint32_t scaled(uint32_t two, const uint32_t* groups,
-                                           const float* scales, int step, int unit_line,
-                                           int64_t row) {
-  constexpr UnitLayout kUnit = Values::kLayout;
-  if constexpr (kUnit.type == ValueType::kNative) {
-    return two;
-  } else {
-    float scale;
-    if constexpr (kUnit.group > 0) {
-      const int place = step * kStepCols / kUnit.group * kUnitRows + unit_line;
-      const uint32_t both = load_readonly(groups + place / 2);
-      scale = to_float<Type>(static_cast<uint16_t>(both >> place % 2 * 16));
-    } else {
-      scale = scales[row];
-    }
-    const float low = to_float<Type>(static_cast<uint16_t>(two));
-    const float high = to_float<Type>(static_cast<uint16_t>(two >> 16));
-    return from_floats<Type>(low * scale, high * scale);
-  }
+// Two quantized values, times their scale.
+template <class Type>
+__device__ __forceinline__ uint32_t scaled(uint32_t two, float scale) {
+  const float low = to_float<Type>(static_cast<uint16_t>(two));
+  const float high = to_float<Type>(static_cast<uint16_t>(two >> 16));
+  return from_floats<Type>(low * scale, high * scale);
 }
 
-// A unit, whose first element is that of first_row and first_col. `scales` are those of rows, if
+// Launch with a block for each unit, and kUnpackThreads threads. `scales` are those of rows, if
 // values have them.
 template <class Type, class Values>
-__device__ __forceinline__ void unpack_unit(const uint32_t* unit, const float* scales,
-                                            int64_t first_row, int64_t first_col, int64_t rows,
-                                            int64_t cols, uint16_t* weight) {
+__global__ void __launch_bounds__(kUnpackThreads)
+    unpack_kernel(const uint32_t* units, const float* scales, int64_t rows, int64_t cols,
+                  uint16_t* weight) {
   constexpr UnitLayout kUnit = Values::kLayout;
+  const int64_t across = unit_cols(cols), unit_row = blockIdx.x / across;
+  const int64_t unit_col = blockIdx.x - unit_row * across;
   const int step = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t* const unit = units + int64_t{blockIdx.x} * kUnit.words();
   const int vector = step / kUnit.lane_steps() * 32 + lane;
   uint32_t words[4];
   Values::template widen<Type>(words, load_streaming(reinterpret_cast<const uint4*>(unit) + vector),
@@ -59,11 +46,17 @@ __device__ __forceinline__ void unpack_unit(const uint32_t* unit, const float* s
   FS_UNROLL
   for (int i = 0; i < 4; ++i) {
     const int unit_line = lane / 4 + i % 2 * 8;
-    const int64_t row = first_row + unit_line;
-    const int64_t col = first_col + step * kStepCols + i / 2 * 16 + lane % 4 * 4;
+    const int64_t row = unit_row * kUnitRows + unit_line;
+    const int64_t col = unit_col * kUnitCols + step * kStepCols + i / 2 * 16 + lane % 4 * 4;
     if (row >= rows || col >= cols) continue;
-    words[i] =
-        scaled<Type, Values>(words[i], unit + kUnit.scales() / 4, scales, step, unit_line, row);
+    if constexpr (kUnit.group > 0) {
+      const int scale = step * kStepCols / kUnit.group * kUnitRows + unit_line;
+      const uint32_t two = load_readonly(unit + kUnit.scales() / 4 + scale / 2);
+      words[i] =
+          scaled<Type>(words[i], to_float<Type>(static_cast<uint16_t>(two >> scale % 2 * 16)));
+    } else if constexpr (kUnit.has_row_scales()) {
+      words[i] = scaled<Type>(words[i], scales[row]);
+    }
     const int giver = (lane & ~3) + step % 2 * 2 + i / 2;
     const uint32_t word = load_readonly(metadata + giver * (kLaneBytes / 4) + step / 2);
     const uint2 four = spread(words[i], word >> (i % 2 * 16 + lane % 4 * 4));
@@ -78,17 +71,6 @@ __device__ __forceinline__ void unpack_unit(const uint32_t* unit, const float* s
       }
     }
   }
-}
-
-// Launch with a block for each unit, and kUnpackThreads threads.
-template <class Type, class Values>
-__global__ void __launch_bounds__(kUnpackThreads)
-    unpack_kernel(const uint32_t* units, const float* scales, int64_t rows, int64_t cols,
-                  uint16_t* weight) {
-  const int64_t across = unit_cols(cols), unit_row = blockIdx.x / across;
-  const int64_t unit_col = blockIdx.x - unit_row * across;
-  unpack_unit<Type, Values>(units + int64_t{blockIdx.x} * Values::kLayout.words(), scales,
-                            unit_row * kUnitRows, unit_col * kUnitCols, rows, cols, weight);
 }
 
 using UnpackKernel = void (*)(const uint32_t*, const float*, int64_t, int64_t, uint16_t*);
