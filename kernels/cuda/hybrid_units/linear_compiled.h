@@ -18,8 +18,8 @@ FS_QUANTIZED_TYPES(FS_USING)
 // The parameters of a launch; `early`: whether it begins before the kernel that writes x has ended.
 inline mma_units::Cut cut_of(const LinearPlan& plan, int64_t rows, int64_t cols, bool early) {
   mma_units::Cut cut(plan, plan.weight_stages, rows, cols);
-  // Each stage that is copied before x delays x, unless x is not there yet.
-  cut.stages_before_x = std::min(early ? 2 : 1, plan.weight_stages);
+  // The first offsets have to arrive before a unit can be copied: x, if it is there, comes first.
+  cut.stages_before_x = early ? std::min(2, plan.weight_stages) : 0;
   return cut;
 }
 

@@ -37,16 +37,18 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     words, offsets = [], [0]
     for row in range(0, rows, 16):
         for column in range(0, cols, 256):
-            tile = bits[row : row + 16, column : column + 256].tolist()
-            wide = 256 // group if group else 0
-            own = scales[row : row + 16, column // 256 * wide :][:, :wide] if group else None
-            words += _unit(tile, name) + _scales(own, group, weight.dtype)
+            words += _unit(bits[row : row + 16, column : column + 256].tolist(), name)
+            if group is not None and scales is not None:
+                first, wide = column // group, 256 // group
+                words += _scales(scales[row : row + 16, first : first + wide], wide, weight.dtype)
             offsets.append(len(words) // 16)
     packed = {
         "units": _signed(torch.tensor(words)),
         "unit_offsets": torch.tensor(offsets, dtype=torch.int32),
     }
-    return packed | {"weight_scale": scales} if name != "native" and group is None else packed
+    if scales is not None and group is None:
+        packed["weight_scale"] = scales
+    return packed
 
 
 def _bits(weight: Tensor, values: str, group: int | None) -> tuple[Tensor, Tensor | None]:
@@ -88,10 +90,8 @@ def _unit(tile: list[list[int]], values: str) -> list[int]:
     return words
 
 
-def _scales(scales: Tensor | None, group: int | None, dtype: torch.dtype) -> list[int]:
-    if scales is None or group is None:
-        return []
-    full = torch.zeros(16, 256 // group, dtype=dtype)
+def _scales(scales: Tensor, wide: int, dtype: torch.dtype) -> list[int]:
+    full = torch.zeros(16, wide, dtype=dtype)
     full[: scales.shape[0], : scales.shape[1]] = scales.to(dtype)
     halves = (full.T.flatten().view(torch.int16).long() & 0xFFFF).tolist()
     return [low | high << 16 for low, high in zip(halves[::2], halves[1::2], strict=True)]
