@@ -26,7 +26,7 @@ inline sparse_24::UnitLayout sparse_24_layout(const std::string& values, int64_t
   const ValueType type = value_type_of(values);
   const bool by_group = group == 32 || group == 64 || group == 128;
   FS_CHECK(group == 0 || (type != ValueType::kNative && by_group),
-           "sparse_24 stores native values, and codes with scales of rows (group 0) or of 32, 64 "
+           "units store native values, and codes with scales of rows (group 0) or of 32, 64 "
            "or 128 ",
            "columns; not ", values, " with group ", group);
   return {type, static_cast<int>(group)};

@@ -27,7 +27,7 @@ def unit_layout(values: str, group: int) -> UnitLayout:
     torch._check(
         layout.has_kernels,
         lambda: (
-            f"sparse_24 stores native values, and codes with scales of rows (group 0) or of 32, 64 "
+            f"units store native values, and codes with scales of rows (group 0) or of 32, 64 "
             f"or 128 columns; not {values} with group {group}"
         ),
     )
