@@ -10,16 +10,20 @@
 
 namespace flashsparse::hybrid_units {
 
-// A place, of whole lines of 128 bytes, to which copies are faster.
+// Of a place: whole lines of 128 bytes, to which copies are faster.
+FS_HOST_DEVICE constexpr uint32_t place_bytes(UnitLayout unit) {
+  return (unit_bytes(unit, true) + 127) & ~127u;
+}
+
 template <class Values>
 struct UnitPlace {
   static constexpr UnitLayout kLayout = Values::kLayout;
   static constexpr uint32_t kScales = vector_bytes(kLayout, true);
-  static constexpr uint32_t kBytes = (unit_bytes(kLayout, true) + 127) & ~127u;
+  static constexpr uint32_t kBytes = hybrid_units::place_bytes(kLayout);
 };
 
 FS_HOST_DEVICE constexpr uint32_t ring_bytes(UnitLayout unit, int row_units, int stages) {
-  return stages * row_units * ((unit_bytes(unit, true) + 127) & ~127u);
+  return stages * row_units * hybrid_units::place_bytes(unit);
 }
 
 }  // namespace flashsparse::hybrid_units
