@@ -71,6 +71,8 @@ def bench(
         from flashsparse_plugin.evaluation.chart import require_matplotlib
 
         require_matplotlib()
+    # torch says of one of its functions that it is experimental, in two lines across the display.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with err.status("Starting") as status:
         import torch
 
