@@ -36,8 +36,9 @@ class XRing {
     FS_NO_UNROLL
     for (int i = warp; i < units * kRounds; i += warps) {
       const int unit = i / kRounds, stage = cut_.by_column_warps(unit);
+      const int begin = i % kRounds * kPartsAtOnce;
       copy_parts(chunk_of(stage, steps.column_after(stage), unit - stage * cut_.column_warps),
-                 i % kRounds);
+                 begin, begin + kPartsAtOnce);
     }
     mbarrier_arrive_after_copies(first());
   }
@@ -124,9 +125,7 @@ class XRing {
   __device__ __forceinline__ void copy_step(int stage, int column) const {
     FS_NO_UNROLL
     for (int unit = 0; unit < cut_.column_warps; ++unit) {
-      const Chunk chunk = chunk_of(stage, column, unit);
-      FS_NO_UNROLL
-      for (int round = 0; round < kRounds; ++round) copy_parts(chunk, round);
+      copy_parts(chunk_of(stage, column, unit), 0, kParts);
     }
   }
 
@@ -134,13 +133,13 @@ class XRing {
   // or of two tokens for 8-bit x. Blocks begin with different parts, so that they do not all
   // request the same lines of the L2 at once. One warp copies most of x: the time of these
   // instructions is the block's.
-  __device__ __forceinline__ void copy_parts(const Chunk& chunk, int round) const {
+  __device__ __forceinline__ void copy_parts(const Chunk& chunk, uint32_t begin,
+                                             uint32_t end) const {
     if (!chunk.exists) return;
     const uint32_t lane = threadIdx.x % 32, tokens = a_.tokens, last = last_part();
     const uint32_t row = static_cast<uint32_t>(a_.x_stride) * 2;  // bytes of a token
-    FS_UNROLL
-    for (uint32_t i = 0; i < kPartsAtOnce; ++i) {
-      const uint32_t part = round * kPartsAtOnce + i;
+    FS_UNROLL_BY(kPartsAtOnce)
+    for (uint32_t part = begin; part < end; ++part) {
       if (part > last) break;
       const uint32_t token = (part + blockIdx.x & last) * kBeside + lane / kChunks;
       const uint32_t to = chunk.to + token * 128 + (lane % 8 ^ token) * 16;
