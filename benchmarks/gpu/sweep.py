@@ -146,7 +146,7 @@ def values_of(stored: fs.PackedWeight) -> list[Tensor]:
     rounded = stored.unpack()
     if stored.format.is_exact(stored.scheme):
         return [rounded]
-    if stored.format.name == "nm_vector":
+    if torch.float32 in stored.format.dtypes:
         return [rounded, in_float32(stored)]
     scale = stored.tensors["weight_scale"]
     return [rounded, (rounded.float() / scale).round() * scale]

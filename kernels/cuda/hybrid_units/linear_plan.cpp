@@ -37,14 +37,20 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-// The rates of sparse_24, to which copies, x and reductions are equal. Not measured on a GPU, but
-// counted in instructions: the mma of a dense unit are twice those of mma.sp, of which half the
-// clocks are loads of operands, and it has twice the values to convert.
-mma_units::LinearRates rates_of(UnitLayout unit, int dense) {
+// The rates of sparse_24, to which copies, x and reductions are equal. The mma of a dense unit are
+// twice those of mma.sp, of which half the clocks are loads of operands, and it has twice the
+// values to convert. A branch for each unit leaves a warp little to do while it waits for operands,
+// so that few warps do not reach memory's speed: fitted to 432 launches of three kinds, five layers
+// and 1 to 32 tokens on an H200 (hybrid_units_sweep.csv), where choices are on average 1.9% slower
+// than the fastest, and were 10% without it.
+mma_units::LinearRates rates_of(UnitLayout unit, int dense, int64_t tokens) {
   mma_units::LinearRates rates = sparse_24::linear_rates(unit);
   const double share = static_cast<double>(dense) / kParts;
   rates.mma_clocks *= 1 + share / 2;
   rates.widening *= 1 + share;
+  const double most = tokens <= 8 ? 8 : tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
+  const bool native = unit.type == ValueType::kNative;
+  rates.unit = (1 + share / 4) * (native ? 0.374 + 0.018 * most : 0.81 + 0.016 * most);
   return rates;
 }
 
@@ -53,8 +59,8 @@ template <class Body>
 void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
                    int dense, const Body& body) {
   mma_units::for_each_linear(
-      LinearPlan{0, 1, 1, 0, 0, 1, unit, dense}, kShapes, rates_of(unit, dense), rows, cols, tokens,
-      gpu, [&](const ShapeInfo& info) { return is_compiled(info, unit); }, body);
+      LinearPlan{0, 1, 1, 0, 0, 1, unit, dense}, kShapes, rates_of(unit, dense, tokens), rows, cols,
+      tokens, gpu, [&](const ShapeInfo& info) { return is_compiled(info, unit); }, body);
 }
 
 }  // namespace

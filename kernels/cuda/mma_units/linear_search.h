@@ -28,6 +28,7 @@ struct LinearRates {
   double few;            // microseconds for each warp fewer than kManyWarps
   double part;           // and for each block that shares a row tile: the last one adds up all
   double column_warp;    // and for each warp along the columns, row block and 8 tokens
+  double unit = 0;       // that a warp takes for a unit even if memory never keeps it waiting
 };
 
 namespace detail {
@@ -75,8 +76,9 @@ double linear_cost(const Plan& plan, const LinearRates& rates, int64_t rows, int
   const double sub_core = static_cast<double>(ceil_div(plan.warps(), 4)) / plan.warps();
   const double mma = units * sub_core * x_tokens * rates.mma_clocks;
   const double widening = units * sub_core * rates.widening;
-  const double busy = std::max({weight / rates.memory, (weight + 1.2 * x) / rates.l2,
-                                mine * shared / rates.turns, mine * (mma + widening) / kClock});
+  const double busy =
+      std::max({weight / rates.memory, (weight + 1.2 * x) / rates.l2, mine * shared / rates.turns,
+                mine * (mma + widening) / kClock, mine * info.row_units * rates.unit});
   const double ring =
       static_cast<double>(plan.weight_stages) * plan.warps() * info.row_units * plan.unit_bytes();
   const double first_x =
