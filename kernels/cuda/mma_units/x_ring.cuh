@@ -141,7 +141,7 @@ class XRing {
     FS_UNROLL_BY(kPartsAtOnce)
     for (uint32_t part = begin; part < end; ++part) {
       if (part > last) break;
-      const uint32_t token = (part + blockIdx.x & last) * kBeside + lane / kChunks;
+      const uint32_t token = ((part + blockIdx.x) & last) * kBeside + lane / kChunks;
       const uint32_t to = chunk.to + token * 128 + (lane % 8 ^ token) * 16;
       FS_UNROLL
       for (uint32_t n = 0; n < Shape::kTokens; n += 8) {
