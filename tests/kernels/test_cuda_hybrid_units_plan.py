@@ -55,7 +55,7 @@ def test_the_planned_launch_is_the_cheapest_of_those_compared():
 
 
 def test_a_share_of_dense_units_takes_its_time():
-    """By the bytes, between sparse_24 and twice the values."""
+    """By the bytes, between sparse_24 and twice the values, and what a warp waits for a unit."""
     gpu = PLANNED_FOR["H200"]
     for values in SIZES:
         times = [
@@ -65,7 +65,7 @@ def test_a_share_of_dense_units_takes_its_time():
         pure = product(28672, 8192, 8, values, dense=0)
         alone = plan("sparse_24.few", pure, gpu).seconds
         assert times == sorted(times) and times[0] > 0.95 * alone
-        assert times[0] < 1.1 * alone and times[1] < 1.25 * alone
+        assert times[0] < 1.45 * alone and times[1] < 1.65 * alone
 
 
 def test_many_tokens_are_unpacked():
@@ -81,4 +81,4 @@ def test_a_launch_takes_64_tokens_at_most():
         one, two = (
             plan(KERNEL, product(8192, 8192, n, values), gpu).seconds for n in (most, most + 1)
         )
-        assert two > 1.5 * one
+        assert two > 1.3 * one
