@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from emulation import UNTIL_A_RACE, is_caught
 from torch import Tensor
 
 
@@ -39,6 +40,34 @@ def split(written: bytes, cases: Sequence[Product]) -> list[Tensor]:
         part.view(case.weight.dtype).view(len(case.x), -1)
         for part, case in zip(bits.split(sizes), cases, strict=True)
     ]
+
+
+def spared(
+    binary: Path,
+    places: Sequence[str],
+    cases: Sequence[Any],
+    judge: Callable[[Any, Tensor], object],
+) -> list[str]:
+    """Barriers that nothing misses: without one there is no race, no deadlock and no wrong y.
+
+    Args:
+        binary: A driver with switched barriers, under the thread sanitizer.
+        places: Of its barriers, as `with_switched_barriers` lists them; not empty.
+        cases: What the driver is fed with.
+        judge: Raises where a case and its y do not belong together.
+    """
+
+    def judge_all(written: bytes) -> None:
+        for case, y in zip(cases, split(written, cases), strict=True):
+            judge(case, y)
+
+    assert places
+    found = []
+    for number, place in enumerate(places):
+        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
+        if not is_caught(ran, judge_all):
+            found.append(place)
+    return found
 
 
 def token_scales(x: Tensor) -> Tensor:

@@ -23,14 +23,12 @@ from emulated_exact_units import (
     require_all,
 )
 from emulated_linear import require_exact
-from emulated_products import run, split
+from emulated_products import run, spared
 from emulation import (
     SANITIZED,
     SEEDS,
-    UNTIL_A_RACE,
     compile_driver,
     covering,
-    is_caught,
     with_few_shapes,
     with_switched_barriers,
 )
@@ -177,17 +175,7 @@ def test_no_barrier_can_be_spared():
     cases.append(random_case(60, 1790, 8, 3, plan=Plan(0, 2, 2, 2, 2, 1)))  # that reuses all stages
     # First one whose blocks run one after the other: it catches most, with the fewest threads.
     cases = [cases[0], *(replace(case, seed=7) for case in cases)]
-    spared = []
-    for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
-
-        def judge_all(written: bytes) -> None:
-            for case, y in zip(cases, split(written, cases), strict=True):
-                require_exact(case, y)
-
-        if not is_caught(ran, judge_all):
-            spared.append(place)
-    assert places and spared == []
+    assert spared(binary, places, cases, require_exact) == []
 
 
 def test_a_plan_that_cannot_be_is_refused(driver):

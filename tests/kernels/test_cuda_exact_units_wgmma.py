@@ -12,14 +12,12 @@ import pytest
 import torch
 from emulated_exact_units import Case, answers, random_case, random_weight, require_all
 from emulated_linear import require_exact
-from emulated_products import run, split
+from emulated_products import run, spared
 from emulation import (
     KERNELS,
     SANITIZED,
-    UNTIL_A_RACE,
     compile_driver,
     covering,
-    is_caught,
     with_few_shapes,
     with_switched_barriers,
 )
@@ -137,17 +135,7 @@ def test_no_barrier_can_be_spared():
     cases = [planned(1, 0, 1, 2), wide, replace(wide, seed=7)]
     # Clusters, whose blocks share x and must be there, and stay, for each other.
     cases.append(random_case(300, 600, 20, 2, plan=Plan(0, 2, 1, 2, 2)))
-    spared = []
-    for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
-
-        def judge_all(written: bytes) -> None:
-            for case, y in zip(cases, split(written, cases), strict=True):
-                require_exact(case, y)
-
-        if not is_caught(ran, judge_all):
-            spared.append(place)
-    assert places and spared == []
+    assert spared(binary, places, cases, require_exact) == []
 
 
 def test_a_plan_that_cannot_be_is_refused(driver):

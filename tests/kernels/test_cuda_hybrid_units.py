@@ -22,14 +22,12 @@ from emulated_hybrid_units import (
     random_case,
     require_all,
 )
-from emulated_products import run, split
+from emulated_products import run, spared
 from emulated_sparse_24 import CODES
 from emulation import (
     SANITIZED,
     SEEDS,
-    UNTIL_A_RACE,
     compile_driver,
-    is_caught,
     with_few_shapes,
     with_switched_barriers,
 )
@@ -189,17 +187,7 @@ def test_no_barrier_can_be_spared():
     cases.append(replace(cases[-1], options=int4))  # whose scales lanes copy for each other
     # First one whose blocks run one after the other: it catches most, with the fewest threads.
     cases = [cases[0], *(replace(case, seed=7) for case in cases)]
-    spared = []
-    for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
-
-        def judge_all(written: bytes) -> None:
-            for case, y in zip(cases, split(written, cases), strict=True):
-                judge(case, y)
-
-        if not is_caught(ran, judge_all):
-            spared.append(place)
-    assert places and spared == []
+    assert spared(binary, places, cases, judge) == []
 
 
 def test_a_plan_that_cannot_be_is_refused(driver):

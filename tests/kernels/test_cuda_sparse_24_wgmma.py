@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from emulated_products import token_scales
+from emulated_products import spared, token_scales
 from emulated_sparse_24 import (
     CODES,
     Case,
@@ -27,9 +27,7 @@ from emulation import (
     EMULATOR_EXIT_CODE,
     KERNELS,
     SANITIZED,
-    UNTIL_A_RACE,
     compile_driver,
-    is_caught,
     with_switched_barriers,
 )
 
@@ -277,18 +275,7 @@ def switched_driver(name: str) -> tuple[Path, list[str]]:
 def unspared(driver: str, cases: list[Case], judge_one) -> list[str]:
     """The barriers of headers without which nothing is found: no race, deadlock or wrong result."""
     binary, places = switched_driver(driver)
-    spared = []
-    for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
-
-        def judge_all(written: bytes) -> None:
-            for case, y in zip(cases, split(written, cases), strict=True):
-                judge_one(case, y)
-
-        if not is_caught(ran, judge_all):
-            spared.append(place)
-    assert places
-    return spared
+    return spared(binary, places, cases, judge_one)
 
 
 @pytest.mark.slow

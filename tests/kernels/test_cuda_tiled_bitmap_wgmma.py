@@ -12,16 +12,15 @@ import pytest
 import torch
 from emulated_bitmap_wgmma import SHAPES, Case, Plan, random_case, random_codes
 from emulated_linear import require_exact
-from emulated_tiled_bitmap import CODES, INT8, ROUNDED, require_all, run, split
+from emulated_products import run, spared, split
+from emulated_tiled_bitmap import CODES, INT8, ROUNDED, require_all
 from emulation import (
     EMULATOR_EXIT_CODE,
     KERNELS,
     SANITIZED,
-    UNTIL_A_RACE,
     compile_cuda,
     compile_driver,
     find_nvcc,
-    is_caught,
     with_few_shapes,
     with_switched_barriers,
 )
@@ -215,17 +214,7 @@ def test_no_barrier_can_be_spared():
     cases = sanitized_cases()
     cases.insert(0, replace(cases[0], plan=Plan(SMALL, 1, 1, 2, 1)))
     cases.append(random_case(70, 600, 9, 2, plan=Plan(WIDE, 1, 1, 2, 1), seed=7))
-    spared = []
-    for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
-
-        def judge(written: bytes) -> None:
-            for case, y in zip(cases, split(written, cases), strict=True):
-                require_exact(case, y)
-
-        if not is_caught(ran, judge):
-            spared.append(place)
-    assert places and spared == []
+    assert spared(binary, places, cases, require_exact) == []
 
 
 @pytest.mark.slow
