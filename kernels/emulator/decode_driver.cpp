@@ -24,14 +24,6 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::unified_max;
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-auto unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
 // Converts strides from elements to chunks.
 Strides chunks(int64_t page, int64_t head, int64_t position, int64_t element_bytes) {
   const int64_t chunk = 16 / element_bytes;
@@ -70,9 +62,9 @@ int main(int argc, char** argv) {
                           static_cast<int>(element_bytes)};
     DecodePlan plan{static_cast<int>(warps), static_cast<int>(splits)};
     if (splits == 0) plan = plan_decode(problem, {static_cast<int>(warps), 227 << 10});
-    const auto out = unwritten<uint16_t>(sequences * heads * head_dim);
-    const auto recomputed = unwritten<int32_t>(sequences * heads);
-    const auto partials = unwritten<float>(plan.partial_floats(problem));
+    const auto out = driver::unwritten<uint16_t>(sequences * heads * head_dim);
+    const auto recomputed = driver::unwritten<int32_t>(sequences * heads);
+    const auto partials = driver::unwritten<float>(plan.partial_floats(problem));
     const auto arrivals = driver::device_array<uint32_t>(problem.rows());
     std::memset(arrivals.get(), 0, problem.rows() * sizeof(uint32_t));
 

@@ -20,17 +20,9 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::dense;
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-auto unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
 void run_flat(const Arguments& dense, FlatPlan plan, bool bfloat16, int64_t seed) {
   const CompiledFlat& compiled = kCompiledFlat[plan.shape];
-  const auto partials = unwritten<float>(plan.partial_floats(dense.rows));
+  const auto partials = driver::unwritten<float>(plan.partial_floats(dense.rows));
   const int64_t row_blocks = plan.row_blocks(dense.rows);
   const auto arrivals = driver::device_array<uint32_t>(row_blocks);
   std::memset(arrivals.get(), 0, row_blocks * sizeof(uint32_t));
@@ -63,7 +55,7 @@ int main(int argc, char** argv) {
     const auto weight = driver::read<uint16_t>(offset + (rows - 1) * stride + cols);
     const auto x = driver::read<uint16_t>(tokens * x_stride);
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
-    const auto y = unwritten<uint16_t>(tokens * rows);
+    const auto y = driver::unwritten<uint16_t>(tokens * rows);
 
     Arguments arguments;
     arguments.x = x.get();

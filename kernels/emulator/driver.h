@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 
 #include "emulator/simt.h"
@@ -21,6 +22,14 @@ DeviceArray<T> device_array(size_t count) {
   void* place = nullptr;
   if (posix_memalign(&place, 64, count * sizeof(T)) != 0) std::abort();
   return {static_cast<T*>(place), &std::free};
+}
+
+// Uninitialized memory: NaN in every float type.
+template <class T>
+DeviceArray<T> unwritten(size_t count) {
+  auto array = device_array<T>(count);
+  std::memset(array.get(), 0xff, count * sizeof(T));
+  return array;
 }
 
 template <class T>

@@ -5,7 +5,6 @@
 //   answer  of the kind
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 
 #include "cuda/elementwise/gate_mul.cuh"
 #include "cuda/elementwise/rms_norm.cuh"
@@ -16,13 +15,6 @@ namespace {
 
 using namespace flashsparse;
 using namespace flashsparse::elementwise;
-
-template <class T>
-auto unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
 
 template <size_t count>
 struct Numbers {
@@ -44,7 +36,7 @@ void run_rms_norm(unsigned seed) {
   const auto residual = driver::read<uint16_t>(residual_count);
   const auto weight = driver::read<uint16_t>(columns);
   const size_t count = tokens * heads * columns, sums = residual_count ? count : 0;
-  const auto y = unwritten<uint16_t>(count), sum = unwritten<uint16_t>(sums);
+  const auto y = driver::unwritten<uint16_t>(count), sum = driver::unwritten<uint16_t>(sums);
   RmsNormArguments a{};
   a.x = x.get();
   a.residual = residual_count ? residual.get() : nullptr;
@@ -76,7 +68,7 @@ void run_gate_mul(unsigned seed) {
   const Numbers<4> n;
   const auto& [tokens, columns, gate, x_token] = n.of;
   const auto x = driver::read<uint16_t>(tokens * x_token);
-  const auto y = unwritten<uint16_t>(tokens * columns);
+  const auto y = driver::unwritten<uint16_t>(tokens * columns);
   const GateMulArguments a{x.get(), y.get(), x_token, static_cast<int>(tokens),
                            static_cast<int>(columns)};
   const simt::UsedByLastKernel used[] = {{x.get(), static_cast<size_t>(tokens * x_token)},
@@ -105,7 +97,7 @@ void run_rope_cache(unsigned seed) {
   const auto slots = driver::read<int64_t>(cached_tokens);
   const auto cache = driver::read<uint16_t>(cached);
   RopeCacheArguments a{};
-  const auto other = unwritten<uint16_t>(tokens * width);
+  const auto other = driver::unwritten<uint16_t>(tokens * width);
   uint16_t* const to = in_place ? qkv.get() : other.get();
   a.query = qkv.get();
   a.key = qkv.get() + keys_at;

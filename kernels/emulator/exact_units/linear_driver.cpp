@@ -16,14 +16,6 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::exact_units;
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-driver::DeviceArray<T> unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
 Compiled compiled(const LinearPlan& plan) {
   switch (plan.info().tokens) {
     case 8:
@@ -59,8 +51,8 @@ int main(int argc, char** argv) {
     const int64_t stride = (cols + 7) / 8 * 8;
     const auto x = driver::read<uint16_t>(tokens * stride);
     const auto bias = driver::read<uint16_t>(header[3] ? rows : 0);
-    const auto y = unwritten<uint16_t>(tokens * rows);
-    const auto partials = unwritten<float>(plan.partial_floats(rows));
+    const auto y = driver::unwritten<uint16_t>(tokens * rows);
+    const auto partials = driver::unwritten<float>(plan.partial_floats(rows));
     const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows));
     std::memset(arrivals.get(), 0, plan.arrivals(rows) * sizeof(uint32_t));
     Arguments arguments{};

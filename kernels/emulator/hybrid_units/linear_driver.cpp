@@ -11,32 +11,16 @@
 
 #include "cuda/hybrid_units/linear.cuh"
 #include "emulator/hybrid_units/weight.h"
+#include "emulator/sparse_24/emulated.h"
 
 namespace {
 
 using namespace flashsparse;
 using namespace flashsparse::hybrid_units;
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-driver::DeviceArray<T> unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
-// Native values, fp8 and int4 by 128 columns in all their shapes, the others only where they differ
-// from these: all of them would take a minute to compile.
 template <class Shape, class Values>
 Compiled emulated_in() {
-  constexpr UnitLayout kUnit = Values::kLayout;
-  constexpr bool kInt4 = kUnit.type == ValueType::kInt4, kFp8 = kUnit.type == ValueType::kFp8;
-  constexpr bool kAll = kUnit.type == ValueType::kNative || (kFp8 && kUnit.group == 0) ||
-                        (kInt4 && kUnit.group == 128);
-  constexpr bool kSome = kInt4 || kUnit.group == (kFp8 ? 128 : 32) || kUnit.group == 0;
-  constexpr bool kFew = Shape::kTokens == 8 && Shape::kRowUnits == 2;
-  constexpr bool kHeldOne = kUnit.group == 32 && Shape::kRowUnits == 4;
-  if constexpr (kAll || (kSome && (kFew || kHeldOne))) {
+  if constexpr (sparse_24::is_emulated(Shape::kInfo, Values::kLayout)) {
     return compiled_in<Shape, Values>();
   } else {
     return {};
@@ -83,8 +67,8 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "shape %d is not emulated for these values\n", plan.shape);
       return 1;
     }
-    const auto y = unwritten<uint16_t>(tokens * rows);
-    const auto partials = unwritten<float>(plan.partial_floats(rows));
+    const auto y = driver::unwritten<uint16_t>(tokens * rows);
+    const auto partials = driver::unwritten<float>(plan.partial_floats(rows));
     const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows));
     std::memset(arrivals.get(), 0, plan.arrivals(rows) * sizeof(uint32_t));
     Arguments arguments{};

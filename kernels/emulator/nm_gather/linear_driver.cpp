@@ -19,14 +19,6 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::nm_gather;
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-auto unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -51,8 +43,8 @@ int main(int argc, char** argv) {
       return 1;
     }
     const int64_t row_blocks = plan.row_blocks(packed.layout, rows);
-    const auto y = unwritten<uint16_t>(tokens * rows);
-    const auto partials = unwritten<float>(plan.partial_floats(packed.layout, rows));
+    const auto y = driver::unwritten<uint16_t>(tokens * rows);
+    const auto partials = driver::unwritten<float>(plan.partial_floats(packed.layout, rows));
     const auto arrivals = driver::device_array<uint32_t>(row_blocks);
     std::memset(arrivals.get(), 0, row_blocks * sizeof(uint32_t));
 

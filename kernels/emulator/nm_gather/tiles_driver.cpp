@@ -21,14 +21,6 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::nm_gather;
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-auto unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -55,7 +47,7 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "%s\n", wrong);
       return 1;
     }
-    const auto x_tiles = unwritten<uint16_t>(x_tiles_size(packed.layout, cols, tokens));
+    const auto x_tiles = driver::unwritten<uint16_t>(x_tiles_size(packed.layout, cols, tokens));
     const int columns = static_cast<int>(x_tile_columns(packed.layout, cols));
     const int tiles = static_cast<int>(x_tile_count(tokens));
     simt::launch(
@@ -63,8 +55,8 @@ int main(int argc, char** argv) {
         kTransposeThreads, 0,
         [&] { transpose_x_kernel(x.get(), x_stride, tokens, tiles, columns, x_tiles.get()); });
 
-    const auto y = unwritten<uint16_t>(tokens * rows);
-    const auto partials = unwritten<float>(plan.partial_floats(rows, tokens));
+    const auto y = driver::unwritten<uint16_t>(tokens * rows);
+    const auto partials = driver::unwritten<float>(plan.partial_floats(rows, tokens));
     const int64_t counters = plan.arrivals(rows, tokens);
     const auto arrivals = driver::device_array<uint32_t>(counters);
     std::memset(arrivals.get(), 0, counters * sizeof(uint32_t));

@@ -18,14 +18,6 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::nm_spmm;
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-auto unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -50,9 +42,9 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "%s\n", wrong);
       return 1;
     }
-    const auto y = unwritten<float>(tokens * rows);
-    const auto xt = unwritten<float>(plan.xt_floats(layout, cols, tokens));
-    const auto partials = unwritten<float>(plan.partial_floats(rows, tokens));
+    const auto y = driver::unwritten<float>(tokens * rows);
+    const auto xt = driver::unwritten<float>(plan.xt_floats(layout, cols, tokens));
+    const auto partials = driver::unwritten<float>(plan.partial_floats(rows, tokens));
     const int64_t tiles = plan.tiles(rows, tokens);
     const auto arrivals = driver::device_array<uint32_t>(tiles);
     std::memset(arrivals.get(), 0, tiles * sizeof(uint32_t));

@@ -12,8 +12,6 @@
 //           uint16 x[tokens * stride], stride = hidden rounded up to a multiple of 8
 //   answer  int32 slots of a block, order.slots, order.experts, order.blocks; uint16
 //           y[tokens * hidden]
-#include <cstring>
-
 #include "cuda/experts/order.cuh"
 #include "cuda/experts/sum.cuh"
 #include "cuda/sparse_24/experts.cuh"
@@ -56,14 +54,6 @@ Kernel emulated(int shape) {
   static const Kernel compiled[] = {FS_SPARSE_24_EXPERTS_SHAPES(FS_EMULATED)};
 #undef FS_EMULATED
   return compiled[shape];
-}
-
-// Uninitialized memory: NaN in every float type.
-template <class T>
-DeviceArray<T> unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
 }
 
 int64_t ceil8(int64_t count) { return (count + 7) / 8 * 8; }
@@ -146,12 +136,12 @@ struct Case {
 
     const int64_t most_slots = experts::most_slots(slots, up.experts, block_slots);
     const int64_t most_blocks = experts::most_blocks(slots, up.experts, block_slots);
-    const auto order_slots = unwritten<int32_t>(most_slots);
-    const auto order_experts = unwritten<int32_t>(most_blocks);
-    const auto order_blocks = unwritten<int32_t>(1);
-    const auto h = unwritten<uint16_t>(slots * h_stride);
-    const auto products = unwritten<uint16_t>(slots * y_stride);
-    const auto y = unwritten<uint16_t>(tokens() * down.rows);
+    const auto order_slots = driver::unwritten<int32_t>(most_slots);
+    const auto order_experts = driver::unwritten<int32_t>(most_blocks);
+    const auto order_blocks = driver::unwritten<int32_t>(1);
+    const auto h = driver::unwritten<uint16_t>(slots * h_stride);
+    const auto products = driver::unwritten<uint16_t>(slots * y_stride);
+    const auto y = driver::unwritten<uint16_t>(tokens() * down.rows);
 
     const experts::Routing routing{ids.get(),
                                    static_cast<int>(id_words),

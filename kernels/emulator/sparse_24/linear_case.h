@@ -18,14 +18,6 @@
 
 namespace flashsparse::sparse_24 {
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-driver::DeviceArray<T> unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
 struct LinearCase {
   int64_t rows, cols, tokens, seed;
   bool bfloat16, has_bias, has_x_scales;
@@ -70,8 +62,8 @@ struct LinearCase {
       std::fprintf(stderr, "shape %d is not emulated for these values\n", plan.shape);
       std::exit(1);
     }
-    const auto y = unwritten<uint16_t>(tokens * rows);
-    const auto partials = unwritten<float>(plan.partial_floats(rows));
+    const auto y = driver::unwritten<uint16_t>(tokens * rows);
+    const auto partials = driver::unwritten<float>(plan.partial_floats(rows));
     const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows));
     std::memset(arrivals.get(), 0, plan.arrivals(rows) * sizeof(uint32_t));
     mma_units::Arguments arguments{};

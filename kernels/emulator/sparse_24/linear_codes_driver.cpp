@@ -13,8 +13,8 @@ using namespace flashsparse::sparse_24;
 template <class Codes>
 void run(const LinearCase& c) {
   const int64_t stride = mma_units::quantised_stride(c.cols) / 2;
-  const auto codes = unwritten<uint16_t>(c.tokens * stride);
-  const auto scales = unwritten<float>(c.tokens);
+  const auto codes = driver::unwritten<uint16_t>(c.tokens * stride);
+  const auto scales = driver::unwritten<float>(c.tokens);
   const auto quantise = c.bfloat16 ? mma_units::quantise_x_kernel<BFloat16, Codes>
                                    : mma_units::quantise_x_kernel<Float16, Codes>;
   {

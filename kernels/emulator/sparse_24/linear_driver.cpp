@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the linear kernel over every case on stdin and writes y to stdout (linear_case.h).
 #include "cuda/sparse_24/linear.cuh"
+#include "emulator/sparse_24/emulated.h"
 #include "emulator/sparse_24/linear_case.h"
 
 namespace {
@@ -8,18 +9,9 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::sparse_24;
 
-// Native values, fp8 and int4 by 128 columns in all their shapes, the others only where they differ
-// from these: all of them would take a minute to compile.
 template <class Shape, class Values>
 Compiled emulated_in() {
-  constexpr UnitLayout kUnit = Values::kLayout;
-  constexpr bool kInt4 = kUnit.type == ValueType::kInt4, kFp8 = kUnit.type == ValueType::kFp8;
-  constexpr bool kAll = kUnit.type == ValueType::kNative || (kFp8 && kUnit.group == 0) ||
-                        (kInt4 && kUnit.group == 128);
-  constexpr bool kSome = kInt4 || kUnit.group == (kFp8 ? 128 : 32) || kUnit.group == 0;
-  constexpr bool kFew = Shape::kTokens == 8 && Shape::kRowUnits == 2;
-  constexpr bool kHeldOne = kUnit.group == 32 && Shape::kRowUnits == 4;
-  if constexpr (kAll || (kSome && (kFew || kHeldOne))) {
+  if constexpr (is_emulated(Shape::kInfo, Values::kLayout)) {
     return compiled_in<Shape, Values>();
   } else {
     return {};

@@ -17,14 +17,6 @@
 
 namespace flashsparse::sparse_24 {
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-driver::DeviceArray<T> unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
 struct WgmmaCase {
   int64_t rows, cols, tokens, seed;
   bool bfloat16;
@@ -64,8 +56,8 @@ struct WgmmaCase {
   void run(void (*kernel)(mma_units::WgmmaArguments, TensorMap), const TiledMatrix& matrix,
            const float* x_scales) const {
     if (!kernel) std::abort();
-    const auto y = unwritten<uint16_t>(tokens * rows);
-    const auto partials = unwritten<float>(plan.partial_floats(rows, tokens));
+    const auto y = driver::unwritten<uint16_t>(tokens * rows);
+    const auto partials = driver::unwritten<float>(plan.partial_floats(rows, tokens));
     const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows, tokens));
     std::memset(arrivals.get(), 0, plan.arrivals(rows, tokens) * sizeof(uint32_t));
     mma_units::WgmmaArguments arguments;

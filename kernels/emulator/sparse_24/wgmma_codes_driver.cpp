@@ -27,8 +27,8 @@ auto find_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16
 template <class Type, class Codes>
 void run(const WgmmaCase& c) {
   const int64_t bytes = mma_units::quantised_stride(c.cols);
-  const auto codes = unwritten<uint16_t>(c.tokens * bytes / 2);
-  const auto scales = unwritten<float>(c.tokens);
+  const auto codes = driver::unwritten<uint16_t>(c.tokens * bytes / 2);
+  const auto scales = driver::unwritten<float>(c.tokens);
   simt::launch(simt::dim3(c.tokens), mma_units::kQuantiseThreads, c.seed, [&] {
     mma_units::quantise_x_kernel<Type, Codes>(c.x.get(), static_cast<int>(c.stride()),
                                               reinterpret_cast<uint4*>(codes.get()), scales.get(),

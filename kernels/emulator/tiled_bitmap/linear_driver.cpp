@@ -20,14 +20,6 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::tiled_bitmap;
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-auto unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -54,8 +46,8 @@ int main(int argc, char** argv) {
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
     const bool has_codes = operands != Operands::kNative;
     const auto scales = driver::read<float>(has_codes ? rows : 0);
-    const auto y = unwritten<uint16_t>(tokens * rows);
-    const auto partials = unwritten<float>(plan.partial_floats(rows));
+    const auto y = driver::unwritten<uint16_t>(tokens * rows);
+    const auto partials = driver::unwritten<float>(plan.partial_floats(rows));
     const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows));
     std::memset(arrivals.get(), 0, plan.arrivals(rows) * sizeof(uint32_t));
 
@@ -74,9 +66,9 @@ int main(int argc, char** argv) {
     arguments.tokens = static_cast<int>(tokens);
     const bool is_rounded = operands == Operands::kRounded;
     const int64_t codes_stride = mma_units::quantised_stride(stride) / 2;
-    const auto codes = unwritten<uint16_t>(is_rounded ? tokens * codes_stride : 0);
-    const auto x_scales = unwritten<float>(is_rounded ? tokens : 0);
-    const auto x_sums = unwritten<uint32_t>(is_rounded ? tokens : 0);
+    const auto codes = driver::unwritten<uint16_t>(is_rounded ? tokens * codes_stride : 0);
+    const auto x_scales = driver::unwritten<float>(is_rounded ? tokens : 0);
+    const auto x_sums = driver::unwritten<uint32_t>(is_rounded ? tokens : 0);
     if (is_rounded) {
       const auto quantise = bfloat16 ? mma_units::quantise_x_kernel<BFloat16, CodesOfX>
                                      : mma_units::quantise_x_kernel<Float16, CodesOfX>;

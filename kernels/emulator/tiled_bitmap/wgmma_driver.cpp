@@ -22,14 +22,6 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::tiled_bitmap;
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-driver::DeviceArray<T> unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -55,8 +47,8 @@ int main(int argc, char** argv) {
     const auto x = driver::read<uint16_t>(tokens * stride);
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
     const auto scales = driver::read<float>(has_scales ? rows : 0);
-    const auto y = unwritten<uint16_t>(tokens * rows);
-    const auto partials = unwritten<float>(plan.partial_floats(rows, tokens));
+    const auto y = driver::unwritten<uint16_t>(tokens * rows);
+    const auto partials = driver::unwritten<float>(plan.partial_floats(rows, tokens));
     const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows, tokens));
     std::memset(arrivals.get(), 0, plan.arrivals(rows, tokens) * sizeof(uint32_t));
     WgmmaArguments arguments{};

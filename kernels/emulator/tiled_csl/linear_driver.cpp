@@ -18,14 +18,6 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::tiled_csl;
 
-// Uninitialized memory: NaN in every float type.
-template <class T>
-auto unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -44,8 +36,8 @@ int main(int argc, char** argv) {
     const auto words = driver::read<uint32_t>(num_words);
     const auto x = driver::read<uint16_t>(tokens * x_stride);
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
-    const auto y = unwritten<uint16_t>(tokens * rows);
-    const auto partials = unwritten<float>(plan.partial_floats());
+    const auto y = driver::unwritten<uint16_t>(tokens * rows);
+    const auto partials = driver::unwritten<float>(plan.partial_floats());
     const auto arrivals = driver::device_array<uint32_t>(tile_rows(rows));
     std::memset(arrivals.get(), 0, tile_rows(rows) * sizeof(uint32_t));
 
