@@ -29,7 +29,7 @@ from .options import HybridOptions, hybrid_options
 
 class HybridUnits(Format):
     name = "hybrid_units"
-    in_words = "2:4 and dense blocks on tensor cores, GPU"
+    in_words = "2:4 and dense blocks, GPU"
     planner = "hybrid_units"
     version = 1
     on_disk = False
