@@ -89,37 +89,5 @@ def as_kind(kind: type[nn.Module], linear: nn.Linear) -> nn.Module:
     return made.train(linear.training)
 
 
-def experts_of(model: nn.Module) -> dict[str, Tensor]:
-    """The weights that hold all experts of a layer, by name.
-
-    A module of experts knows how many there are, and so do the first dimensions of its weights.
-    DBRX puts the matrices of its experts one below the other, and calls their number otherwise.
-    """
-    found = {}
-    for name, module in model.named_modules():
-        count = getattr(module, "num_experts", None)
-        below = getattr(module, "moe_num_experts", None)
-        for own, parameter in module.named_parameters(recurse=False):
-            stacked = parameter.dim() > 2 and isinstance(count, int) and len(parameter) == count
-            joined = parameter.dim() == 2 and isinstance(below, int) and not len(parameter) % below
-            if stacked or joined:
-                found[f"{name}.{own}"] = parameter
-    return found
-
-
-def is_plain_experts(module: nn.Module) -> bool:
-    """Whether a module multiplies by its experts as transformers' decorator has it.
-
-    Not one that keeps weights transposed, or gate and up interleaved, and not one of a class that
-    multiplies in a way of its own.
-    """
-    return (
-        getattr(module, "is_transposed", True) is False
-        and getattr(module, "is_concatenated", True) is True
-        and hasattr(module, "act_fn")
-        and not getattr(module, "has_post_expert_norm", False)
-    )
-
-
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from .modules import experts_of, linear_modules, shape_of
+from .expert_layout import experts_of
+from .modules import linear_modules, shape_of
 from .names import LM_HEAD
 
 ROUTER = "router"

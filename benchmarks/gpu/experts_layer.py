@@ -302,7 +302,8 @@ def small_model(kind: str, folder: Path) -> tuple[Path, Path]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from flashsparse_plugin.checkpoint import convert_checkpoint, unpack_checkpoint
-    from flashsparse_plugin.modules import experts_of, linear_modules, weight_of
+    from flashsparse_plugin.expert_layout import experts_of
+    from flashsparse_plugin.modules import linear_modules, weight_of
 
     own: Row = {"num_experts": 6} if kind == "qwen3_moe" else {"num_local_experts": 6}
     config = AutoConfig.for_model(

@@ -16,7 +16,8 @@ from ..checkpoint.read.linears import StoredModel
 from ..experts import SparseExperts
 from ..experts.layer import stacks_in
 from ..linear import SparseLinear
-from ..modules import experts_of, is_linear, weight_of
+from ..expert_layout import experts_of
+from ..modules import is_linear, weight_of
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,11 @@ def sizes_of(model: nn.Module, names: Iterable[str], weights: int) -> Sizes:
 
 def stored_bytes(path: Path) -> int:
     """Bytes of the linear weights in the files of a model, but for its output head."""
-    directory = ModelDirectory(path)
-    stored = {f"{each.stored}." for each in StoredModel(directory).linears if not each.is_head}
+    model = StoredModel(ModelDirectory(path), split=True)
+    stored = {f"{each.stored}." for each in model.linears if not each.is_head}
     return sum(
         info.bytes_stored
-        for name, info in directory.tensors.items()
+        for name, info in model.directory.tensors.items()
         if not name.endswith(".bias") and f"{name.rpartition('.')[0]}." in stored
     )
 

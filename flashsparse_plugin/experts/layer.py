@@ -9,14 +9,17 @@ with a forward of ours. All else stays the model's: its activation, its gate, it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..data_parallel import ignore_packed_tensors
+from ..expert_layout import Layout, layout_of
 from ..packed import FormatError, PackedWeight, Routed, Scheme
+from .activations import SWIGLUOAI, gated
 from .op import loop, multiply
 from .stack import ExpertStack
 
@@ -35,10 +38,43 @@ GATED = "_default_apply_gate"
 """transformers' own gate: the activation of the first half, times the second."""
 
 
-def activation_of(module: Any) -> str | None:
-    """The activation that a model's module of experts applies, by name; None: one of its own."""
-    plain = not module.has_gate or type(module)._apply_gate.__name__ == GATED
-    return _ACTIVATIONS.get(type(module.act_fn).__name__) if plain else None
+@dataclass(frozen=True)
+class Activation:
+    """What experts apply between their projections, as `op.multiply` takes it.
+
+    Attributes:
+        name: One of `activations.NAMES`.
+        limit: Above 0: bounds the gate from above, and up on both sides.
+        alpha: Of "swigluoai".
+    """
+
+    name: str
+    limit: float = 0.0
+    alpha: float = 1.702
+
+
+def activation_of(module: Any) -> Activation | None:
+    """What a model's module of experts applies; None for something of its own.
+
+    A gate other than transformers' own is asked for its values: it is gpt-oss's where it gives what
+    that gives.
+    """
+    if not module.has_gate or type(module)._apply_gate.__name__ == GATED:
+        name = _ACTIVATIONS.get(type(module.act_fn).__name__)
+        return None if name is None else Activation(name)
+    limit, alpha = getattr(module, "limit", None), getattr(module, "alpha", None)
+    layout = layout_of(module)
+    if layout is None or not isinstance(limit, float | int) or not isinstance(alpha, float | int):
+        return None
+    found = Activation(SWIGLUOAI, float(limit), float(alpha))
+    points = torch.linspace(-2, 2, 7, dtype=torch.float64) * max(found.limit, 1.0)
+    gate, up = (each.flatten()[None] for each in torch.meshgrid(points, points, indexing="ij"))
+    wanted = gated(gate, up, found.name, found.limit, found.alpha)
+    try:
+        own = module._apply_gate(layout.as_in_module(torch.cat([gate, up], 1)))
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return None
+    return found if own.shape == wanted.shape and torch.allclose(own, wanted) else None
 
 
 class PackedStack(nn.Module):
@@ -148,18 +184,19 @@ class SparseExperts(nn.Module):
     def forward(
         self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
     ) -> Tensor:
-        up = self.gate_up_proj if self.has_gate else self.up_proj
+        up, layout = self.gate_up_proj if self.has_gate else self.up_proj, layout_of(self)
         biases = (None, None)
         if self.has_bias:
             own = self.gate_up_proj_bias if self.has_gate else self.up_proj_bias
-            biases = (own, self.down_proj_bias)
+            biases = (layout.gate_first(own, len(up.projections)), self.down_proj_bias)
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         ids, weights = (each.reshape(len(x), -1) for each in (top_k_index, top_k_weights))
-        name, stacks = activation_of(self), (up.stack, self.down_proj.stack)
-        if name is not None and not (torch.is_grad_enabled() and x.requires_grad):
-            y = multiply(x, ids, weights, *stacks, name, *biases)
+        act, stacks = self._activation, (up.stack, self.down_proj.stack)
+        if act is not None and not (torch.is_grad_enabled() and x.requires_grad):
+            own = {"limit": act.limit, "alpha": act.alpha}
+            y = multiply(x, ids, weights, *stacks, act.name, *biases, **own)
         else:  # autograd sees each product, which has a gradient of its own
-            act = self._apply_gate if self.has_gate else self.act_fn
+            act = partial(_gate, self, layout) if self.has_gate else self.act_fn
             batch = Routed(x, ids, weights, "", w13_bias=biases[0], w2_bias=biases[1])
             y = loop(batch, *stacks, act)
         return y.view(hidden_states.shape)
@@ -189,6 +226,11 @@ class SparseExperts(nn.Module):
         )
 
 
+def _gate(module: Any, layout: Layout, both: Tensor) -> Tensor:
+    """A model's own gate, of the outputs of gate and up side by side."""
+    return module._apply_gate(layout.as_in_module(both))
+
+
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
@@ -212,13 +254,17 @@ def pack_module(module: nn.Module, stacks: Mapping[str, PackedStack]) -> None:
         setattr(module, own, stack)
     if not isinstance(module, SparseExperts):
         module.__class__ = sparse_class(type(module))
+    module._activation = activation_of(module)
 
 
 def unpack_module(module: nn.Module, dtype: torch.dtype) -> None:
     """Gives a module its dense parameters and its own class back."""
     for own, stack in list(module.named_children()):
         if isinstance(stack, PackedStack):
-            weight = stack.stack.unpack().to(dtype)
+            rows = stack.stack.unpack().to(dtype).unflatten(1, (len(stack.projections), -1))
+            layout = layout_of(module)
+            assert layout is not None  # or it would not be packed
+            weight = layout.parameter(rows)
             delattr(module, own)
             module.register_parameter(own, nn.Parameter(weight, requires_grad=False))
     if isinstance(module, SparseExperts):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..expert_layout import SIDES, Layout, experts_of, layout_of
 from ..matching import matches
-from ..modules import experts_of, is_plain_experts
 
 FEW_TOKENS = 64
 """Calibration tokens; an expert that fewer reached is judged by all tokens of its layer."""
@@ -29,8 +29,9 @@ class ExpertView(nn.Module):
         owner: The module of experts.
         parameter: The name of its parameter in the model.
         number: Which expert.
-        side: Which projection of those that are one below the other in the parameter.
+        side: Which of the projections that an expert has in the parameter.
         sides: How many they are.
+        layout: How the parameter keeps them.
 
     Attributes:
         owner: See above; no part of this module.
@@ -39,10 +40,19 @@ class ExpertView(nn.Module):
 
     bias = None
 
-    def __init__(self, owner: nn.Module, parameter: str, number: int, side: int, sides: int):
+    def __init__(
+        self,
+        owner: nn.Module,
+        parameter: str,
+        number: int,
+        side: int,
+        sides: int,
+        layout: Layout,
+    ):
         super().__init__()
         self._owner = (owner,)  # in a tuple: a module would become a part
         self.parameter, self.number, self.side, self.sides = parameter, number, side, sides
+        self.layout = layout
         self.is_last = parameter.rpartition(".")[2] == "down_proj"
 
     @property
@@ -56,20 +66,12 @@ class ExpertView(nn.Module):
 
     def part(self, whole: Tensor) -> Tensor:
         """What of a tensor like the parameter is of this projection: a view."""
-        rows = whole.shape[1] // self.sides
-        return whole[self.number, self.side * rows : (self.side + 1) * rows]
+        return self.layout.matrices(whole, self.sides)[self.number, self.side]
 
     @property
     def weight(self) -> Tensor:
         """[out_features, in_features], a view of the parameter."""
         return self.part(self.whole)
-
-
-_NAMES = {
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "up_proj": ("up_proj",),
-    "down_proj": ("down_proj",),
-}
 
 
 def expert_views(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, ExpertView]:
@@ -83,14 +85,15 @@ def expert_views(model: nn.Module, ignore: Sequence[str] = ()) -> dict[str, Expe
     for parameter, weight in experts_of(model).items():
         module, _, own = parameter.rpartition(".")
         owner = model.get_submodule(module)
-        if own not in _NAMES or weight.dim() != 3 or not is_plain_experts(owner):
+        layout = layout_of(owner)
+        if own not in SIDES or weight.dim() != 3 or layout is None:
             continue
-        sides = _NAMES[own]
+        sides = SIDES[own]
         for number in range(len(weight)):
             for side, name in enumerate(sides):
                 full = f"{module}.{number}.{name}"
                 if not any(matches(each, ignore) for each in (full, module)):
-                    found[full] = ExpertView(owner, parameter, number, side, len(sides))
+                    found[full] = ExpertView(owner, parameter, number, side, len(sides), layout)
     return found
 
 
@@ -141,6 +144,7 @@ def expert_inputs(
                 continue
             rows, chosen = x[token], weights[token, slot, None].float()
         with torch.no_grad():
-            both = F.linear(rows, up[number], None if bias is None else bias[number])
+            matrix = up[number].T if owner.is_transposed else up[number]
+            both = F.linear(rows, matrix, None if bias is None else bias[number])
             inner = owner._apply_gate(both) if gated else owner.act_fn(both)
         yield number, rows, inner, chosen

@@ -113,7 +113,7 @@ class PackedOnDisk:
             module = model.get_submodule(stack.module)
             why = _why_dense(module, schemes, stack, device, dtype)
             if config.dequantize or _stay_dense(config, why, device, told):
-                weight = experts.unpack().to(device=device, dtype=dtype)
+                weight = stack.parameter_of(experts.unpack()).to(device=device, dtype=dtype)
                 module.register_parameter(stack.own, nn.Parameter(weight, requires_grad=False))
                 continue
             own = found.setdefault(stack.module, {})
@@ -204,8 +204,8 @@ class PackingExperts:
         if stack.module in self.dense:
             loaded = {name: weight.to(dtype or weight.dtype)}
             for own, other in self.waiting.pop(stack.module, {}).items():
-                dense = other.stack.unpack().to(dtype or weight.dtype)
-                made = nn.Parameter(dense, requires_grad=False)
+                dense = self.targets[f"{stack.module}.{own}"][0].parameter_of(other.stack.unpack())
+                made = nn.Parameter(dense.to(dtype or weight.dtype), requires_grad=False)
                 made._is_hf_initialized = True
                 module.register_parameter(own, made)
             return loaded
@@ -221,20 +221,19 @@ class PackingExperts:
         return {}
 
     def _packed(self, stack: Stack, scheme: Scheme, weight: Tensor) -> PackedStack:
-        rows, columns = stack.shape
-        wanted = [stack.experts, len(stack.projections) * rows, columns]
+        sides, (rows, columns) = len(stack.projections), stack.shape
+        shape = (stack.experts, sides * rows, columns)
+        wanted = [shape[0], shape[2], shape[1]] if stack.layout.transposed else [*shape]
         if list(weight.shape) != wanted:
             raise FormatError(
                 f"experts {stack.parameter!r}: the checkpoint has {list(weight.shape)}, the model "
                 f"{wanted}. Is it another model's?"
             )
         parts = []
-        for number, expert in enumerate(weight):
+        for number, expert in enumerate(stack.layout.matrices(weight, sides)):
             own = [
                 self._one(stack, scheme, number, projection, each)
-                for projection, each in zip(
-                    stack.projections, expert.split(stack.shape[0]), strict=True
-                )
+                for projection, each in zip(stack.projections, expert, strict=True)
             ]
             parts.append(scheme.format.join(own))
         return PackedStack(ExpertStack.of(parts), stack.projections)
@@ -287,7 +286,8 @@ def _why_dense(
     """Why the experts of a module would have no kernel of their own; None where they have one."""
     own = [scheme for each, scheme in schemes.items() if each.module == stack.module]
     activation = activation_of(module) if module.has_gate else None
-    return why_dense(own, stack.experts, device, activation, dtype)
+    name = None if activation is None else activation.name
+    return why_dense(own, stack.experts, device, name, dtype)
 
 
 def _stay_dense(

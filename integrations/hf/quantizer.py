@@ -40,7 +40,8 @@ from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.values.dtypes import packable_dtype
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.matching import matches
-from flashsparse_plugin.modules import as_kind, experts_of, linear_modules
+from flashsparse_plugin.expert_layout import experts_of
+from flashsparse_plugin.modules import as_kind, linear_modules
 from flashsparse_plugin.names import DEFAULT_FORMAT
 from flashsparse_plugin.packed import FormatError, Scheme, dtype_name
 from flashsparse_plugin.roles import kept_dense

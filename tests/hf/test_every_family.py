@@ -20,11 +20,13 @@ from transformers.models.auto import modeling_auto
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import CheckpointError, convert_checkpoint
+from flashsparse_plugin.expert_layout import layout_of
 from flashsparse_plugin.experts import PackedStack
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.modules import linear_modules, weight_of
 from flashsparse_plugin.packed import FormatError
 from flashsparse_plugin.pruning import prune_weight
+from flashsparse_plugin.pruning.experts import expert_views
 
 pytestmark = pytest.mark.slow  # not each, but there are hundreds
 
@@ -107,6 +109,8 @@ def built(model_type: str) -> nn.Module | None:
             if id(module.weight) not in tied:
                 weight = weight_of(module)
                 weight.copy_(prune_weight(weight.contiguous(), 0.7))
+        for view in expert_views(model).values():
+            view.weight.copy_(prune_weight(view.weight.contiguous(), 0.7))
     return model.to(torch.bfloat16).eval()
 
 
@@ -122,7 +126,9 @@ def assert_same(found: nn.Module, reference: nn.Module) -> int:
         layer, _, own = name.rpartition(".")
         if layer not in packed or own != "weight":
             if name in stacks:
-                tensor = stacks[name].stack.unpack()
+                owner, stack = reference.get_submodule(layer), stacks[name]
+                rows = stack.stack.unpack().unflatten(1, (len(stack.projections), -1))
+                tensor = layout_of(owner).parameter(rows)
             else:
                 tensor = found.get_parameter_or_buffer(name)
             assert torch.equal(tensor.nan_to_num(7), expected.nan_to_num(7)), name

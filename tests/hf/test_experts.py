@@ -20,7 +20,8 @@ from flashsparse_plugin.checkpoint import (
 )
 from flashsparse_plugin.experts.layer import PackedStack, sparse_experts
 from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.modules import experts_of, linear_modules, weight_of
+from flashsparse_plugin.modules import linear_modules, weight_of
+from flashsparse_plugin.pruning.experts import expert_views
 
 NM = get_format("nm_vector")
 IDS = torch.tensor([[5, 9, 33, 70, 12, 8], [1, 2, 3, 4, 5, 6]])
@@ -31,6 +32,9 @@ MORE = {
     | dict(n_group=1, topk_group=1, first_k_dense_replace=1, n_shared_experts=1),
     "Qwen2MoeForCausalLM": {**FAMILIES["Qwen3MoeForCausalLM"], "model_type": "qwen2_moe"},
 }
+IN_ONE_TENSOR = ("GraniteMoeForCausalLM", "GptOssForCausalLM")
+"""Families whose files have all experts of a layer in one tensor; gpt-oss's transposed, with the
+columns of gate and up by turns."""
 MIXTURES = {
     name: FAMILIES.get(name) or MORE[name]
     for name in (
@@ -39,6 +43,7 @@ MIXTURES = {
         "OlmoeForCausalLM",
         "DeepseekV3ForCausalLM",
         *MORE,
+        *IN_ONE_TENSOR,
     )
 }
 INT8 = {"n": 2, "m": 4, "values": "int8"}
@@ -52,9 +57,12 @@ def made(architecture, path, options=None, dtype=torch.bfloat16):
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
     with torch.no_grad():
-        for parameter in experts_of(model).values():
-            for expert in parameter.normal_(std=0.1):
-                expert.copy_(NM.conform(expert.contiguous(), scheme))
+        for view in expert_views(model).values():
+            weight = view.weight.normal_(std=0.1)
+            weight.copy_(NM.conform(weight.contiguous(), scheme))
+            if view.owner.has_bias:
+                view.owner.down_proj_bias.normal_()
+                view.owner.gate_up_proj_bias.normal_()
         for layer in linear_modules(model).values():
             weight = weight_of(layer)
             weight.copy_(NM.conform(weight.contiguous(), scheme))

@@ -15,7 +15,7 @@ from flashsparse_plugin.checkpoint.prune.pruned import write_pruned
 from flashsparse_plugin.checkpoint.read.linears import StoredModel
 from flashsparse_plugin.evaluation import sizes
 from flashsparse_plugin.experts.layer import sparse_experts
-from flashsparse_plugin.modules import experts_of
+from flashsparse_plugin.expert_layout import experts_of
 from flashsparse_plugin.pruning import LeastSquares, LoRA, prune, recover_
 from flashsparse_plugin.pruning.experts import FEW_TOKENS, expert_views
 

@@ -150,7 +150,7 @@ class _Conversion:
         self.directory, self.settings, self.stored = directory, settings, stored
         self.name = name
         self.packer = Packer(directory, stored, settings)
-        self.tensors = list(directory.tensors.values())
+        self.tensors = self.packer.tensors()
         self.on_progress, self.done = on_progress, 0
         self.total = 2 * sum(info.nbytes for info in self.tensors)
         assert settings.config.dtype is not None  # the packer settled it
@@ -265,8 +265,7 @@ class _Conversion:
                         )
                         writer.add(name, tensor.dtype, tuple(tensor.shape), [tensor], seal)
                         tensors[name] = tensor.nbytes
-                if layer is not None:
-                    layers.append(layer)
+                layers += self.packer.layers_in(info) if layer is None else [layer]
                 del packed
                 end += 1
                 self._advance(info.nbytes, info.name)
@@ -330,6 +329,7 @@ class _Conversion:
                     if layer.bytes_packed != sum(shard["tensors"].get(name, 0) for name in own):
                         return False
                 layers.append(asdict(layer))
+            layers += map(asdict, packer.layers_in(info))
             names |= own
             rounded += sum(count_changed(part, dtype) for part in info.rows())
         try:

@@ -16,6 +16,7 @@ from ..files.headers import CheckpointError, TensorInfo
 from ..foreign.code_entries import CodesInfo
 from ..read.directory import ModelDirectory
 from ..read.linears import Linear, StoredModel
+from ..read.split import ExpertInfo
 from ..write.report import LayerReport
 from .decision import reason_not_to_pack, reason_of_experts, reason_of_size
 from .keeping import keep_codes
@@ -62,6 +63,10 @@ class Packer:
                 assert scheme is not None  # a layer that is configured as dense has a reason
                 self.schemes[linear.name] = scheme
         self._judge_experts()
+        self._together: dict[str, list[ExpertInfo]] = {}
+        for info in directory.tensors.values():
+            if isinstance(info, ExpertInfo):
+                self._together.setdefault(info.source.name, []).append(info)
 
     def _judge_experts(self) -> None:
         """Leaves the experts of a layer dense together, unless all of them are to be packed."""
@@ -93,6 +98,22 @@ class Packer:
                 scheme = self.schemes.get(linear.name)
                 for name in scheme.format.tensors(scheme, linear.shape) if scheme else ():
                     yield f"{info.name.removesuffix('weight')}{name}"
+
+    def tensors(self) -> list[TensorInfo]:
+        """The tensors to write or pack, in order: experts that stay dense as files have them."""
+        shown = (self._written_as(info) for info in self.directory.tensors.values())
+        return [*{info.name: info for info in shown}.values()]
+
+    def _written_as(self, info: TensorInfo) -> TensorInfo:
+        if not isinstance(info, ExpertInfo):
+            return info
+        stays = self.reasons[self.linear_of[info.name].name] is not None
+        return info.source if stays else info
+
+    def layers_in(self, info: TensorInfo) -> list[LayerReport]:
+        """What is known of layers that a tensor holds together, which stay dense."""
+        own = self._together.get(info.name, ())
+        return [layer for each in own if (layer := self.layer(each)) is not None]
 
     def pack(self, info: TensorInfo) -> tuple[PackedWeight | None, LayerReport | None]:
         """Packs a tensor where it is a weight to be packed, and tells about it where it is one."""

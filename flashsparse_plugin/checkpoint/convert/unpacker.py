@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ..files.headers import CheckpointError, TensorInfo, read_header
 from ..files.places import CONFIG
 from ..hub.fetching import directory_of
 from ..read.directory import ModelDirectory
+from ..read.experts import Stack
 from ..read.linears import Linear, StoredModel
 from ..write.room import disk_errors, require_room
 from ..write.staging import Staging, identity
@@ -65,14 +67,24 @@ class UnpackReport:
 
 @dataclass(frozen=True)
 class _Unit:
-    """A tensor to write, and where it comes from: one that is carried over, or a packed layer."""
+    """A tensor to write, and where it comes from: one that is carried over, or packed layers.
+
+    Attributes:
+        read: Yields it in parts along its first dimension.
+        linears: The packed layers, as many for each part.
+        matrices: Of a part, their weights, in order.
+    """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     nbytes: int
     read: Callable[[], Iterator[Tensor]]
-    linear: Linear | None = None
+    linears: Sequence[Linear] = ()
+    matrices: Callable[[Tensor], Sequence[Tensor]] = lambda part: (part,)
+
+
+_Read = tuple[torch.dtype, Callable[[], Tensor]]
 
 
 def unpack_checkpoint(
@@ -144,7 +156,8 @@ def _units(directory: ModelDirectory, out: Path) -> tuple[list[_Unit], UnpackRep
     config = packed_config(directory)
     packed = packed_names(directory.tensors)
     layer_of = {name: layer for layer, named in packed.items() for name in named.values()}
-    linears = {x.stored: x for x in StoredModel(directory).linears if x.stored in packed}
+    stored = StoredModel(directory)
+    linears = {x.stored: x for x in stored.linears if x.stored in packed}
     if lost := sorted(packed.keys() - linears.keys()):
         raise CheckpointError(f"layer {lost[0]!r} of {directory.path} is not one of its model")
     report = UnpackReport(str(directory.path), str(out), {}, directory.nbytes)
@@ -153,18 +166,27 @@ def _units(directory: ModelDirectory, out: Path) -> tuple[list[_Unit], UnpackRep
         layer = layer_of.get(name)
         if layer is None:
             units[name] = _Unit(name, info.dtype, info.shape, info.nbytes, info.rows)
-        elif layer not in units:
-            units[layer] = _packed_unit(directory, packed[layer], linears[layer], config, report)
+            continue
+        stack = stored.is_one_tensor(linears[layer])
+        if stack is not None and stack.parameter not in units:
+            own = [x for x in linears.values() if x.expert and x.expert.parameter == stack.parameter]
+            read = [_read_by(directory, packed[x.stored or ""], x, config, report) for x in own]
+            units[stack.parameter] = _experts_unit(stored, stack, own, read)
+        elif stack is None and layer not in units:
+            linear = linears[layer]
+            dtype, read_one = _read_by(directory, packed[layer], linear, config, report)
+            units[layer] = _packed_unit(linear, dtype, read_one)
     return list(units.values()), report
 
 
-def _packed_unit(
+def _read_by(
     directory: ModelDirectory,
     named: Mapping[str, str],
     linear: Linear,
     config: Any,
     report: UnpackReport,
-) -> _Unit:
+) -> _Read:
+    """The dtype of a packed layer, and what unpacks it; counts it."""
     scheme = config.scheme_of(*linear.names)
     if scheme is None:
         raise CheckpointError(
@@ -174,12 +196,37 @@ def _packed_unit(
     report.schemes[scheme.title] = report.schemes.get(scheme.title, 0) + 1
     report.rounded += not scheme.format.is_exact(scheme)
 
-    def read() -> Iterator[Tensor]:
-        yield linear.turned(read_packed(directory, named, linear, config).unpack()).contiguous()
+    return scheme.dtype, lambda: read_packed(directory, named, linear, config).unpack()
 
-    nbytes = linear.shape[0] * linear.shape[1] * scheme.dtype.itemsize
+
+def _packed_unit(linear: Linear, dtype: torch.dtype, unpack: Callable[[], Tensor]) -> _Unit:
+    def read() -> Iterator[Tensor]:
+        yield linear.turned(unpack()).contiguous()
+
+    nbytes = linear.shape[0] * linear.shape[1] * dtype.itemsize
     name, shape = f"{linear.stored}.weight", linear.shape_stored
-    return _Unit(name, scheme.dtype, shape, nbytes, read, linear)
+    return _Unit(name, dtype, shape, nbytes, read, (linear,))
+
+
+def _experts_unit(
+    stored: StoredModel, stack: Stack, linears: Sequence[Linear], reads: Sequence[_Read]
+) -> _Unit:
+    """The tensor of all experts of a parameter, which the files of the family have in one."""
+    name, shape, turned = stored.in_files(stack)
+    sides, (dtype, _) = len(stack.projections), reads[0]
+
+    def read() -> Iterator[Tensor]:
+        for number in range(stack.experts):
+            own = reads[number * sides : (number + 1) * sides]
+            part = stack.layout.parameter(torch.stack([unpack() for _, unpack in own])[None])
+            yield part.transpose(1, 2).contiguous() if turned else part
+
+    def matrices(part: Tensor) -> Sequence[Tensor]:
+        whole = part.transpose(1, 2) if turned else part
+        return stack.layout.matrices(whole, sides)[0].unbind()
+
+    nbytes = math.prod(shape) * dtype.itemsize
+    return _Unit(name, dtype, shape, nbytes, read, linears, matrices)
 
 
 class _Run:
@@ -258,10 +305,15 @@ class _Run:
     def _is_same(self, unit: _Unit, written: TensorInfo) -> bool:
         if (written.dtype, written.shape) != (unit.dtype, unit.shape):
             return False
-        if unit.linear is None:
+        if not unit.linears:
             pairs = zip(written.rows(), unit.read(), strict=True)
             return all(same_bits(found, wanted) for found, wanted in pairs)
-        (wanted,) = unit.read()
-        zeros = wanted.numel() - int(wanted.count_nonzero())
-        self.zeros.append(LayerReport(unit.linear.name, unit.linear.shape, zeros))
-        return same_bits(written.read(), wanted)
+        start, linears = 0, iter(unit.linears)
+        for wanted in unit.read():
+            for matrix, linear in zip(unit.matrices(wanted), linears, strict=False):
+                zeros = matrix.numel() - int(matrix.count_nonzero())
+                self.zeros.append(LayerReport(linear.name, linear.shape, zeros))
+            if not same_bits(written.part(start, start + len(wanted)), wanted):
+                return False
+            start += len(wanted)
+        return start == unit.shape[0]

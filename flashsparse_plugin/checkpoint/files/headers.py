@@ -85,11 +85,12 @@ class TensorInfo:
             return
         step = max(1, max_elements * self.shape[0] // math.prod(self.shape))
         for start in range(0, self.shape[0], step):
-            with _open(
-                self.path
-            ) as file:  # opened again, since closing drops the pages read so far
-                part = file.get_slice(self.name)[start : start + step]
-            yield part
+            yield self.part(start, start + step)
+
+    def part(self, start: int, stop: int) -> Tensor:
+        """A slice of the tensor along its first dimension."""
+        with _open(self.path) as file:  # opened for each: closing drops the pages read so far
+            return file.get_slice(self.name)[start:stop]
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,9 @@ class MadeTensorInfo(TensorInfo):
 
     def rows(self, max_elements: int = 1 << 24) -> Iterator[Tensor]:
         yield from self.read().split(max(1, max_elements * self.shape[0] // math.prod(self.shape)))
+
+    def part(self, start: int, stop: int) -> Tensor:
+        return self.read()[start:stop]
 
 
 def aligned(tensor: Tensor) -> Tensor:

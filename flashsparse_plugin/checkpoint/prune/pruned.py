@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...formats.values.dtypes import cast
-from ...modules import experts_of
+from ...expert_layout import experts_of
 from ...packed import dtype_name
 from ...pruning.experts import expert_views
 from ..files.folder import INDEX
@@ -124,12 +124,16 @@ def pruned_weights(
         if key is not None and id(parameter) in pruned:
             weights[key] = parameter.detach()
             lost.discard(pruned[id(parameter)])
-    places = stored_experts(stored)
+    places, wholes = stored_experts(stored), stored_whole(stored)
     for name in lost & experts.keys():
         view = experts[name]
         key = places.get((view.parameter, view.number, view.side))
         if key is not None:
             weights[key] = view.weight.detach()
+            lost = lost - {name}
+        elif view.parameter in wholes:
+            key, turned = wholes[view.parameter]
+            weights[key] = view.whole.detach().transpose(1, 2) if turned else view.whole.detach()
             lost = lost - {name}
     if lost:
         why = stored.unfit()
@@ -157,12 +161,26 @@ def stored_experts(stored: StoredModel) -> dict[tuple[str, int, int], str]:
     return found
 
 
+def stored_whole(stored: StoredModel) -> dict[str, tuple[str, bool]]:
+    """By parameter the tensor that holds all its experts, and whether it has them transposed."""
+    found, checkpoint, names = {}, stored.checkpoint, stored.names
+    for parameter in checkpoint.stacks:
+        made = checkpoint.made.get(parameter, [])
+        key = checkpoint.stored_as.get(parameter) or (made[0] if len(made) == 1 else None)
+        info = stored.directory.tensors.get(key or "")
+        if info is None or len(info.shape) != 3 or names.of(info.name)[1] not in ([], [parameter]):
+            continue
+        if (turned := names.turned(info.name, info.shape)) is not None:
+            found[parameter] = (info.name, turned)
+    return found
+
+
 def unwritable_experts(stored: StoredModel) -> list[str]:
-    """Modules of experts whose weights are no tensors by themselves: pruning cannot write them."""
-    whole = {parameter for parameter, _, _ in stored_experts(stored)}
+    """Modules of experts that `expert_views` does not know, or that files have otherwise."""
+    known = {parameter for parameter, _, _ in stored_experts(stored)} | stored_whole(stored).keys()
     return list(
         dict.fromkeys(
-            name.rpartition(".")[0] for name in experts_of(stored.model) if name not in whole
+            name.rpartition(".")[0] for name in experts_of(stored.model) if name not in known
         )
     )
 

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors of a checkpoint are experts that are stored one by one.
+"""Which tensors of a checkpoint are experts, each a weight by itself.
 
-On disk each projection of each expert is a tensor: `experts.7.gate_proj.weight`. In the model all
-of them are one parameter, `experts.gate_up_proj`, which transformers merges them into.
+In the model all experts of a layer are one parameter, `experts.gate_up_proj`. On disk many families
+have a tensor for each projection of each expert, `experts.7.gate_proj.weight`, which transformers
+merges; others have the parameter as it is. Packed, experts of both go by names of the first kind.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from ...modules import experts_of, is_plain_experts
+from ...expert_layout import SIDES, Layout, experts_of, layout_of
 from ...packed import FormatError, PackedWeight
 from ..files.headers import TensorInfo
 from .renaming import Names
@@ -59,14 +60,16 @@ class Stack:
     Attributes:
         parameter: Its name.
         experts: How many.
-        projections: Names on disk of what is one below the other in each expert, in order.
+        projections: Names of the projections that each expert has in it, in order, as on disk.
         shape: (out_features, in_features) of a projection.
+        layout: How the parameter keeps them.
     """
 
     parameter: str
     experts: int
     projections: tuple[str, ...]
     shape: tuple[int, int]
+    layout: Layout = Layout()
 
     @property
     def module(self) -> str:
@@ -82,26 +85,37 @@ class Stack:
         """A name as if it were a module: model.layers.3.mlp.experts.7.gate_proj."""
         return f"{self.module}.{number}.{projection}"
 
+    def parameter_of(self, experts: torch.Tensor) -> torch.Tensor:
+        """The parameter as the model keeps it.
+
+        Args:
+            experts: [experts, projections * out_features, in_features], the rows of a projection
+                together.
+        """
+        return self.layout.parameter(experts.unflatten(1, (len(self.projections), -1)))
+
     def named(self) -> Iterable[tuple[int, str]]:
         """Each expert and projection, in order."""
         return ((n, each) for n in range(self.experts) for each in self.projections)
 
 
 def stacks_of(model: nn.Module, names: Names) -> dict[str, Stack]:
-    """The parameters of a model that transformers makes of experts, each a weight on disk.
+    """The parameters of a model that hold experts, but for classes that multiply in their own way.
 
-    Not those whose class multiplies in a way of its own, or keeps them transposed or interleaved.
+    Args:
+        model: Dense, at least the skeleton.
+        names: What its tensors are called in files.
     """
     found: dict[str, Stack] = {}
     for parameter, weight in experts_of(model).items():
-        projections = names.projections(parameter)
-        module = model.get_submodule(parameter.rpartition(".")[0])
-        if weight.dim() != 3 or not projections or not is_plain_experts(module):
+        module, _, own = parameter.rpartition(".")
+        layout = layout_of(model.get_submodule(module))
+        projections = names.projections(parameter) or SIDES.get(own, ())
+        if weight.dim() != 3 or not projections or layout is None:
             continue
-        count, rows, columns = weight.shape
-        if rows % len(projections) == 0:
-            shape = (rows // len(projections), columns)
-            found[parameter] = Stack(parameter, count, projections, shape)
+        if weight.shape[2 if layout.transposed else 1] % len(projections) == 0:
+            count, _, *shape = layout.matrices(weight, len(projections)).shape
+            found[parameter] = Stack(parameter, count, projections, (shape[0], shape[1]), layout)
     modules = {stack.module for stack in found.values()}
     whole = {  # a module whose other weights are none of these stays as it is
         module
@@ -115,12 +129,31 @@ def stacks_of(model: nn.Module, names: Names) -> dict[str, Stack]:
     return {name: stack for name, stack in found.items() if stack.module in whole}
 
 
-def expert_of(stored: str, parameter: str, stacks: Mapping[str, Stack]) -> Expert | None:
-    """What a layer of a file is of a stack that transformers makes of it; None where not.
+def owner_of(stored: str, target: str, names: Names, stacks: Mapping[str, Stack]) -> str | None:
+    """The parameter that a packed layer of a file is an expert of; None where it is none.
+
+    Where experts are one tensor in the files of a family, transformers knows of no others.
 
     Args:
         stored: The name of the layer in the file.
-        parameter: The parameter that transformers makes of it and of others.
+        target: What transformers would make of its dense weight.
+        names: Those of the model.
+        stacks: Those of the model.
+    """
+    found = _STORED.fullmatch(stored)
+    if target in stacks or found is None:
+        return target if target in stacks else None
+    owns = (own for own, projections in SIDES.items() if found["projection"] in projections)
+    targets = (names.of(f"{found['stack']}.{own}")[0] for own in owns if stacks)
+    return next((each for each in targets if each in stacks), None)
+
+
+def expert_of(stored: str, parameter: str, stacks: Mapping[str, Stack]) -> Expert | None:
+    """Which expert of a stack a layer of a file is; None where it is none.
+
+    Args:
+        stored: The name of the layer in the file.
+        parameter: The parameter that it is a part of.
         stacks: Those of the model.
     """
     stack, found = stacks.get(parameter), _STORED.fullmatch(stored)
@@ -157,22 +190,34 @@ class PackedExperts:
         tensors = self.found.setdefault(expert.parameter, {})
         tensors.setdefault(key, {})[own] = info
 
-    def require_whole(self, stacks: Mapping[str, Stack], made: Mapping[str, Iterable[str]]) -> None:
+    def require_whole(
+        self,
+        stacks: Mapping[str, Stack],
+        made: Mapping[str, Iterable[str]],
+        whole: Container[str],
+    ) -> None:
         """Raises FormatError unless each expert of each packed stack is there, once.
 
         Args:
             stacks: Those of the model.
             made: By parameter, names in the file of dense weights that become parts of it.
+            whole: Parameters that the file has as they are.
         """
         modules = {stacks[parameter].module for parameter in self.found}
         for stack in stacks.values():
             if stack.module not in modules:
                 continue
             own = self.found.get(stack.parameter, {})
-            dense = (
+            dense = [
                 expert_of(name.removesuffix(".weight"), stack.parameter, stacks)
                 for name in made.get(stack.parameter, ())
-            )
+            ]
+            if stack.parameter in whole or None in dense:
+                raise FormatError(
+                    f"experts {stack.parameter!r} are in the checkpoint dense, and experts of "
+                    f"{stack.module!r} are packed: those of a layer are packed or dense together. "
+                    f"{_REMEDY}"
+                )
             beside = {(x.number, x.projection) for x in dense if x is not None}
             for number, projection in own:
                 if number >= stack.experts:

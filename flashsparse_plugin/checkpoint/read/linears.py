@@ -17,17 +17,18 @@ from torch import Tensor, nn
 
 from ...config import FlashSparseConfig
 from ...matching import matches
-from ...modules import experts_of, is_linear, is_transposed, shape_of, why_not_linear
+from ...expert_layout import experts_of
+from ...modules import is_linear, is_transposed, shape_of, why_not_linear
 from ...names import LM_HEAD
 from ...packed import FormatError
 from ...roles import heads, routers
 from ..files.headers import CheckpointError, TensorInfo
 from .directory import ModelDirectory
-from .experts import Expert, Stack, expert_of
+from .experts import Expert, Stack, expert_of, stacks_of
 from .head import head_of
 from .isolation import modules_bounded, nothing_fetched, use_plain_implementations
 from .renaming import Names
-from .split import split_weights
+from .split import split_experts, split_weights
 from .stored import Checkpoint, require_shape
 
 if TYPE_CHECKING:
@@ -198,7 +199,8 @@ class StoredModel:
 
     Args:
         directory: The directory.
-        split: Show the weights of linear layers that the files hold in one tensor as one each.
+        split: Show the weights of linear layers, and of experts, that the files hold in one tensor
+            as one each.
 
     Attributes:
         directory: The directory, as it is shown.
@@ -217,7 +219,9 @@ class StoredModel:
         self.directory, self.model = directory, build_on_meta(directory)
         self.names = Names(self.model)
         if split:
-            self.directory = directory.with_tensors(split_weights(self.names, directory.tensors))
+            stacks = stacks_of(self.model, self.names)
+            tensors = split_experts(self.names, directory.tensors, stacks)
+            self.directory = directory.with_tensors(split_weights(self.names, tensors))
         self.checkpoint = Checkpoint.read(self.names, self.directory.tensors)
         self.linears = [*self._linears(), *self._experts()]
         if not any(linear.stored for linear in self.linears):
@@ -277,7 +281,7 @@ class StoredModel:
                             f"{stored[place]!r} and as {name!r}: fetch the model again"
                         )
             if not stored:
-                continue  # all experts are one tensor on disk, too
+                continue  # all experts are one tensor, and not shown by themselves
             for number, projection in {*stored} - {*stack.named()}:
                 raise CheckpointError(
                     f"{stored[number, projection]!r} in {self.directory.path} is expert {number}, "
@@ -303,6 +307,35 @@ class StoredModel:
         for each in packed.get((number, projection), {}).values():
             require_shape(expert.name, each.weight_shape, stack.shape)
         return Linear(expert.name, name, stack.shape, expert=expert)
+
+    def is_one_tensor(self, linear: Linear) -> Stack | None:
+        """The stack of an expert that files of its family have in one tensor with all others."""
+        expert = linear.expert
+        if expert is None or self.names.projections(expert.parameter):
+            return None
+        return self.checkpoint.stacks[expert.parameter]
+
+    def in_files(self, stack: Stack) -> tuple[str, tuple[int, ...], bool]:
+        """What files of the family have of all experts of a parameter, dense.
+
+        Returns:
+            The name of the tensor, its shape, and whether it has each matrix transposed, compared
+            with the model.
+
+        Raises:
+            CheckpointError: Where transformers would make something else of such a tensor.
+        """
+        parameter = self.names.skeleton[stack.parameter]
+        name, shape = self.names.in_files(stack.parameter, parameter), tuple(parameter.shape)
+        for own in (shape, (shape[0], shape[2], shape[1])):
+            target, made = self.names.of(name)
+            turned = self.names.turned(name, own)
+            if target == stack.parameter and made in ([], [target]) and turned is not None:
+                return name, own, turned
+        raise CheckpointError(
+            f"experts {stack.parameter!r} {list(shape)} of {self.directory.path} cannot be written "
+            f"as a tensor that transformers reads: it makes something else of {name!r}"
+        )
 
     def _stored_as(self, name: str) -> str | None:
         """The name of a layer in the checkpoint; a dense weight may go by any name there."""

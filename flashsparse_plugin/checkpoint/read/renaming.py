@@ -84,6 +84,38 @@ class Names:
                 return tuple(match[1] for match in found if match is not None)
         return ()
 
+    def turned(self, key: str, shape: tuple[int, ...]) -> bool | None:
+        """Whether the loader transposes each matrix of a tensor with the matrices of all experts.
+
+        None where it makes anything else of the tensor, or the model has another shape.
+
+        Args:
+            key: Its name in the file.
+            shape: Its shape there, of three dimensions.
+        """
+        target, pattern = self._renamed(key)
+        wanted = tuple(self.skeleton[target].shape) if target in self.skeleton else ()
+        if pattern is None:
+            return False if shape == wanted else None
+        converter = self._converter(pattern)
+        if len(converter.source_patterns) + len(converter.target_patterns) > 2:
+            return None
+        (operation, *others) = converter.operations or [None]
+        if others or type(operation).__name__ != "Transpose":
+            return None
+        if {operation.dim0, operation.dim1} != {1, 2}:
+            return None
+        if getattr(operation, "check_dims", False) and shape == wanted:
+            return False
+        return True if (shape[0], shape[2], shape[1]) == wanted else None
+
+    def in_files(self, parameter: str, tensor: Tensor) -> str:
+        """What transformers calls a parameter of the model in the files that it writes."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        (name,) = revert_weight_conversion(self.model, {parameter: tensor})
+        return str(name)
+
     def parts(self, key: str, tensor: Tensor) -> dict[str, Tensor]:
         """What the loader makes of one tensor alone, by names in the model.
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from ...modules import experts_of, linear_modules, shape_of
+from ...expert_layout import experts_of, layout_of
+from ...modules import linear_modules, shape_of
 from ...roles import routers
 from ...served import Experts, ModelShapes, Shape
 from ..files.headers import CheckpointError
@@ -78,6 +79,9 @@ def _experts(model: nn.Module, alone: Collection[str]) -> tuple[Experts, ...]:
     for name, weight in experts_of(model).items():
         holder = model.get_submodule(name.rpartition(".")[0])
         count = getattr(holder, "num_experts", 0) or getattr(holder, "moe_num_experts", 0)
+        layout = layout_of(holder)
+        if weight.dim() == 3 and layout is not None:
+            weight = layout.matrices(weight, 1)[:, 0]
         rows, columns = weight.shape[-2] // (1 if weight.dim() > 2 else count), weight.shape[-1]
         found[count, (rows, columns * math.prod(weight.shape[1:-2]))] += 1
     linears = linear_modules(model)

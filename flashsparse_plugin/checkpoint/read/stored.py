@@ -23,9 +23,18 @@ from ...names import DENSE
 from ...packed import FormatError, PackedWeight
 from ...roles import base_name
 from ..files.headers import CheckpointError, TensorInfo, natural
-from .experts import PackedExperts, Stack, expert_of, on_meta, require_expert, stacks_of
+from .experts import (
+    PackedExperts,
+    Stack,
+    expert_of,
+    on_meta,
+    owner_of,
+    require_expert,
+    stacks_of,
+)
 from .head import head_of
 from .renaming import Names
+from .split import ExpertInfo
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -79,6 +88,8 @@ class Checkpoint:
             header = torch.empty(info.shape, dtype=info.dtype, device="meta")
             if key not in packed:
                 target, others = names.of(key)
+                if isinstance(info, ExpertInfo):
+                    others = [info.parameter]
                 for other in others:
                     checkpoint.made.setdefault(other, []).append(key)
                 if not others:
@@ -87,7 +98,9 @@ class Checkpoint:
                 continue
             layer, own = packed[key]
             target, others = names.of(f"{layer}.weight")
-            if (expert := expert_of(layer, target, checkpoint.stacks)) is not None:
+            owner = owner_of(layer, target, names, checkpoint.stacks)
+            expert = None if owner is None else expert_of(layer, owner, checkpoint.stacks)
+            if expert is not None:
                 checkpoint.experts.add(expert, own, info)
                 continue
             if others:
@@ -100,7 +113,7 @@ class Checkpoint:
             checkpoint.packed.setdefault(name, {})[own] = header
             checkpoint.infos.setdefault(name, {})[own] = info
             checkpoint.stored_as[name] = layer
-        checkpoint.experts.require_whole(checkpoint.stacks, checkpoint.made)
+        checkpoint.experts.require_whole(checkpoint.stacks, checkpoint.made, checkpoint.dense)
         checkpoint._check_names(names)
         return checkpoint
 
