@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 SIDES = {
@@ -62,7 +61,7 @@ class Layout:
         return self.apart(bias, sides).flatten(1, 2)
 
     def as_in_module(self, both: Tensor) -> Tensor:
-        """Outputs of gate and up [tokens, 2 * out_features], side by side, in the module's order."""
+        """Outputs of gate and up [tokens, 2 * out_features], side by side, as in the module."""
         return self.together(both.unflatten(1, (2, -1)))
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from ..checkpoint.read.directory import ModelDirectory
 from ..checkpoint.read.linears import StoredModel
+from ..expert_layout import experts_of
 from ..experts import SparseExperts
 from ..experts.layer import stacks_in
 from ..linear import SparseLinear
-from ..expert_layout import experts_of
 from ..modules import is_linear, weight_of
 
 

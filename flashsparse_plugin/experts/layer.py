@@ -56,25 +56,32 @@ class Activation:
 def activation_of(module: Any) -> Activation | None:
     """What a model's module of experts applies; None for something of its own.
 
-    A gate other than transformers' own is asked for its values: it is gpt-oss's where it gives what
-    that gives.
+    A class with a gate of its own (gpt-oss, DeepSeek-V4, MiniMax-M3) is asked for its values: what
+    gives the same at all points, beyond the limit too, is the same.
     """
+    name = _ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__)
     if not module.has_gate or type(module)._apply_gate.__name__ == GATED:
-        name = _ACTIVATIONS.get(type(module.act_fn).__name__)
         return None if name is None else Activation(name)
-    limit, alpha = getattr(module, "limit", None), getattr(module, "alpha", None)
-    layout = layout_of(module)
-    if layout is None or not isinstance(limit, float | int) or not isinstance(alpha, float | int):
-        return None
-    found = Activation(SWIGLUOAI, float(limit), float(alpha))
-    points = torch.linspace(-2, 2, 7, dtype=torch.float64) * max(found.limit, 1.0)
+    limit, alpha = _number(module, "limit", 0.0), _number(module, "alpha", 1.702)
+    points = torch.linspace(-2, 2, 9, dtype=torch.float64) * max(limit, 1.0)
     gate, up = (each.flatten()[None] for each in torch.meshgrid(points, points, indexing="ij"))
-    wanted = gated(gate, up, found.name, found.limit, found.alpha)
+    layout = layout_of(module)
+    assert layout is not None  # or it would not be packed
     try:
-        own = module._apply_gate(layout.as_in_module(torch.cat([gate, up], 1)))
+        own = _gate(module, layout, torch.cat([gate, up], 1))
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return None
-    return found if own.shape == wanted.shape and torch.allclose(own, wanted) else None
+    for known in (SWIGLUOAI, name or "silu"):
+        wanted = gated(gate, up, known, limit, alpha)
+        if own.shape == wanted.shape and torch.allclose(own.double(), wanted, rtol=1e-9):
+            return Activation(known, limit, alpha)
+    return None
+
+
+def _number(module: Any, name: str, default: float) -> float:
+    """A number that models call so, or with a prefix."""
+    own = getattr(module, name, getattr(module, f"swiglu_{name}", None))
+    return float(own) if isinstance(own, float | int) else default
 
 
 class PackedStack(nn.Module):
@@ -185,7 +192,8 @@ class SparseExperts(nn.Module):
         self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
     ) -> Tensor:
         up, layout = self.gate_up_proj if self.has_gate else self.up_proj, layout_of(self)
-        biases = (None, None)
+        assert layout is not None  # or it would not be packed
+        biases: tuple[Tensor | None, Tensor | None] = (None, None)
         if self.has_bias:
             own = self.gate_up_proj_bias if self.has_gate else self.up_proj_bias
             biases = (layout.gate_first(own, len(up.projections)), self.down_proj_bias)
@@ -254,7 +262,7 @@ def pack_module(module: nn.Module, stacks: Mapping[str, PackedStack]) -> None:
         setattr(module, own, stack)
     if not isinstance(module, SparseExperts):
         module.__class__ = sparse_class(type(module))
-    module._activation = activation_of(module)
+    object.__setattr__(module, "_activation", activation_of(module))
 
 
 def unpack_module(module: nn.Module, dtype: torch.dtype) -> None:

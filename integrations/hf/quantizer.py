@@ -35,12 +35,12 @@ from flashsparse_plugin.dataflow.choice import lines
 from flashsparse_plugin.dataflow.expected import Target
 from flashsparse_plugin.dataflow.unpacked import complaints
 from flashsparse_plugin.embedding import SparseEmbedding
+from flashsparse_plugin.expert_layout import experts_of
 from flashsparse_plugin.experts.layer import sparse_experts, unpack_module
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.values.dtypes import packable_dtype
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.matching import matches
-from flashsparse_plugin.expert_layout import experts_of
 from flashsparse_plugin.modules import as_kind, linear_modules
 from flashsparse_plugin.names import DEFAULT_FORMAT
 from flashsparse_plugin.packed import FormatError, Scheme, dtype_name
@@ -247,11 +247,13 @@ class FlashSparseQuantizer(HfQuantizer):
     def _choose_experts(
         self, model: PreTrainedModel, checkpoint: Checkpoint, infos: Mapping[str, TensorInfo]
     ) -> None:
-        config, experts, made = self.quantization_config, self.conversion.experts, checkpoint.made
-        known = [stack for name, stack in checkpoint.stacks.items() if name in made or not infos]
+        config, experts = self.quantization_config, self.conversion.experts
+        whole = {name: [checkpoint.stored_as[name]] for name in checkpoint.dense}
+        stored_as = {**whole, **checkpoint.made}
+        known = [x for name, x in checkpoint.stacks.items() if name in stored_as or not infos]
         experts.choose(model, known, self.device_map, self.dtype)
         for name, (stack, _) in experts.targets.items():
-            stored = [infos[key].dtype for key in made.get(name, ()) if key in infos]
+            stored = [infos[key].dtype for key in stored_as.get(name, ()) if key in infos]
             if stored and stored[0].is_floating_point:  # rounded once, here; see above
                 module = model.get_submodule(stack.module)
                 empty = torch.empty_like(module._parameters[stack.own], dtype=stored[0])

@@ -10,6 +10,7 @@ import torch
 from checkpoints import load_all
 from safetensors.torch import load_file, save_file
 from tiny_causal_lms import character_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli import app
@@ -341,22 +342,29 @@ def test_wanda_is_for_models_that_continue_text(architecture, name, text_file, t
 
 
 def test_what_the_file_keeps_merged_is_left_alone_by_name(tmp_path):
-    """gpt-oss has one tensor of all experts, and transformers splits the gate and up of DINOv2."""
-    families.build("GptOssForCausalLM").save_pretrained(tmp_path / "in")
+    """JetMoE multiplies by its experts itself; transformers splits the gate and up of DINOv2."""
+    settings = {**families.FAMILIES["MixtralForCausalLM"], "num_key_value_heads": 2}
+    config = AutoConfig.for_model(
+        "jetmoe", **{k: v for k, v in settings.items() if k != "model_type"}
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "in")
     result = prune(tmp_path / "in", tmp_path / "out", "--method", "magnitude", "--json")
     assert result.exit_code == 0, result.stderr
-    (note,) = json.loads(result.stdout)["warnings"]
+    note = "\n".join(json.loads(result.stdout)["warnings"])
     assert "weights of experts stay as they are" in note and "cannot be pruned" in note
     before, after = load_all(tmp_path / "in"), load_all(tmp_path / "out")
     assert before.keys() == after.keys()
     assert all(torch.equal(after[n], t) for n, t in before.items() if "experts" in n)
 
-    families.build("MixtralForCausalLM").save_pretrained(tmp_path / "apart")
-    result = prune(tmp_path / "apart", tmp_path / "apart-out", "--method", "magnitude", "--json")
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["warnings"] == []
-    after = load_all(tmp_path / "apart-out")
-    assert all(float((t == 0).float().mean()) >= 0.49 for n, t in after.items() if "experts" in n)
+    for name in ("MixtralForCausalLM", "GptOssForCausalLM"):  # by themselves, and in one tensor
+        families.build(name).save_pretrained(tmp_path / name)
+        out = tmp_path / f"{name}-out"
+        result = prune(tmp_path / name, out, "--method", "magnitude", "--json")
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["warnings"] == []
+        weights = [t for n, t in load_all(out).items() if "experts" in n and "bias" not in n]
+        assert len(weights) >= 4
+        assert all(float((t == 0).float().mean()) >= 0.49 for t in weights)
 
     families.build("Dinov2Model-swiglu").save_pretrained(tmp_path / "vit")
     result = prune(tmp_path / "vit", tmp_path / "vit-out", "--method", "magnitude", "--json")

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from checkpoints import edit_weights, load_all
 from families import FAMILIES
 from torch import nn
@@ -21,6 +22,7 @@ from flashsparse_plugin.checkpoint import (
 from flashsparse_plugin.experts.layer import PackedStack, sparse_experts
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.modules import linear_modules, weight_of
+from flashsparse_plugin.pruning import prune
 from flashsparse_plugin.pruning.experts import expert_views
 
 NM = get_format("nm_vector")
@@ -31,6 +33,8 @@ MORE = {
     "Glm4MoeForCausalLM": {**FAMILIES["Qwen3MoeForCausalLM"], "model_type": "glm4_moe"}
     | dict(n_group=1, topk_group=1, first_k_dense_replace=1, n_shared_experts=1),
     "Qwen2MoeForCausalLM": {**FAMILIES["Qwen3MoeForCausalLM"], "model_type": "qwen2_moe"},
+    "FlexOlmoForCausalLM": {**FAMILIES["OlmoeForCausalLM"], "model_type": "flex_olmo"},
+    "MiniMaxM2ForCausalLM": {**FAMILIES["Qwen3MoeForCausalLM"], "model_type": "minimax_m2"},
 }
 IN_ONE_TENSOR = ("GraniteMoeForCausalLM", "GptOssForCausalLM")
 """Families whose files have all experts of a layer in one tensor; gpt-oss's transposed, with the
@@ -68,6 +72,12 @@ def made(architecture, path, options=None, dtype=torch.bfloat16):
             weight.copy_(NM.conform(weight.contiguous(), scheme))
     model.save_pretrained(path)
     return path
+
+
+def without_zeros(tensors, names):
+    """Fills tensors, so that no pattern holds their experts."""
+    for name in names:
+        tensors[name] = torch.rand_like(tensors[name]) + 0.5
 
 
 def load(path, config=None, **given):
@@ -227,6 +237,105 @@ def test_experts_without_zeros_stay_dense_together(pruned, tmp_path, caplog):
     assert "stay as they are (2 tensors, for example model.layers.0.mlp.experts.down" in caplog.text
     wanted = logits(load(tmp_path / "dense"))
     assert (logits(model) - wanted).norm() < 1e-6 * wanted.norm()
+
+
+@pytest.fixture(scope="module", params=IN_ONE_TENSOR)
+def together(request, tmp_path_factory):
+    """A mixture whose files have the experts of a layer in one tensor, and the names of those."""
+    path = made(request.param, tmp_path_factory.mktemp("moe") / "dense")
+    return path, [name for name, tensor in load_all(path).items() if tensor.dim() == 3]
+
+
+def test_of_experts_in_one_tensor_some_layers_stay_dense(together, tmp_path):
+    """They are written as they were, and others by names of their own."""
+    path, names = together
+    shutil.copytree(path, tmp_path / "dense")
+    first = [name for name in names if ".0." in name]
+    edit_weights(tmp_path / "dense", lambda tensors: without_zeros(tensors, first[:1]))
+    wanted = logits(load(tmp_path / "dense"))
+    report = convert_checkpoint(tmp_path / "dense", tmp_path / "out", format="2:4")
+    dense = {x.name.split(".")[2] for x in report.layers if "zeros" in (x.reason or "")}
+    kept = load_all(tmp_path / "out")
+    assert dense == {"0"} and {*first} == {n for n, t in kept.items() if t.dim() == 3}
+    assert all(torch.equal(kept[n], load_all(tmp_path / "dense")[n]) for n in first)
+    config = fs.FlashSparseConfig(format="2:4", dtype="bfloat16")
+    packed = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    for found in (load(tmp_path / "dense", config), packed):
+        assert [name.split(".")[2] for name, _ in sparse_experts(found)] == ["1"]
+        assert (logits(found) - wanted).norm() < 2e-6 * wanted.norm()
+    unpack_checkpoint(tmp_path / "out", tmp_path / "back")
+    assert load_all(tmp_path / "back").keys() == kept.keys() & {*first} | load_all(path).keys()
+
+
+def test_experts_in_one_tensor_are_packed_while_they_load(together):
+    path, _ = together
+    model = load(path, fs.FlashSparseConfig(format="2:4", dtype="bfloat16"))
+    wanted = logits(load(path))
+    assert len([*sparse_experts(model)]) == 2
+    assert (logits(model) - wanted).norm() < 1e-6 * wanted.norm()
+    assert torch.equal(logits(model.dequantize()), logits(load(path)))
+
+
+def test_experts_that_are_packed_and_in_one_tensor_are_refused(together, tmp_path):
+    path, names = together
+    convert_checkpoint(path, tmp_path / "packed", format="2:4")
+    dense = load_all(path)[names[0]]
+    edit_weights(tmp_path / "packed", lambda tensors: tensors.update({names[0]: dense}))
+    for read in (AutoModelForCausalLM.from_pretrained, inspect_checkpoint):
+        with pytest.raises(fs.FormatError, match="are packed|packed and dense"):
+            read(tmp_path / "packed")
+
+
+def test_experts_that_a_file_has_in_one_tensor_are_those_of_single_ones(pruned, packed, tmp_path):
+    """Qwen3.5's files have what those of Qwen3 have one by one."""
+    shutil.copytree(pruned, tmp_path / "dense")
+
+    def merge(tensors):
+        for layer in range(2):
+            stem = f"model.layers.{layer}.mlp.experts"
+            experts = [
+                [tensors.pop(f"{stem}.{n}.{each}_proj.weight") for each in ("gate", "up", "down")]
+                for n in range(4)
+            ]
+            tensors[f"{stem}.gate_up_proj"] = torch.stack([torch.cat(x[:2]) for x in experts])
+            tensors[f"{stem}.down_proj"] = torch.stack([x[2] for x in experts])
+
+    edit_weights(tmp_path / "dense", merge)
+    convert_checkpoint(tmp_path / "dense", tmp_path / "packed", format="2:4-int8")
+    found, wanted = load_all(tmp_path / "packed"), load_all(packed)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], each) for name, each in wanted.items())
+
+
+def test_experts_that_files_have_transposed(tmp_path):
+    """Those of Qwen3-VL, as its authors wrote them."""
+    vision = dict(depth=2, num_heads=2, hidden_size=128, intermediate_size=96, patch_size=8)
+    vision |= dict(out_hidden_size=128, deepstack_visual_indexes=[0])
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
+    text = FAMILIES["Qwen3MoeForCausalLM"] | {"rope_parameters": rope, "head_dim": 64}
+    text["model_type"] = "qwen3_vl_moe_text"
+    config = AutoConfig.for_model("qwen3_vl_moe", text_config=text, vision_config=vision)
+    torch.manual_seed(0)
+    kind = transformers.Qwen3VLMoeForConditionalGeneration
+    model = kind(config).to(torch.bfloat16).eval()
+    prune(model, "magnitude", pattern=(2, 4), progress=False)
+    model.save_pretrained(tmp_path / "dense")
+    names = [n for n, t in load_all(tmp_path / "dense").items() if ".experts." in n]
+
+    def turn(tensors):
+        tensors.update({name: tensors[name].transpose(1, 2).contiguous() for name in names})
+
+    edit_weights(tmp_path / "dense", turn)
+    convert_checkpoint(tmp_path / "dense", tmp_path / "packed", format="2:4")
+    unpack_checkpoint(tmp_path / "packed", tmp_path / "back")
+    dense, back = load_all(tmp_path / "dense"), load_all(tmp_path / "back")
+    assert dense.keys() == back.keys() and not {*names} & load_all(tmp_path / "packed").keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in dense.items())
+    found = kind.from_pretrained(tmp_path / "packed", dtype=torch.bfloat16)
+    for name, module in sparse_experts(found):
+        for own in ("gate_up_proj", "down_proj"):
+            held = getattr(module, own).stack.unpack()
+            assert torch.equal(held, model.get_parameter(f"{name}.{own}"))
 
 
 def _twice(tensors):

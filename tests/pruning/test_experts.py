@@ -14,12 +14,16 @@ from flashsparse_plugin.checkpoint import ModelDirectory, convert_checkpoint
 from flashsparse_plugin.checkpoint.prune.pruned import write_pruned
 from flashsparse_plugin.checkpoint.read.linears import StoredModel
 from flashsparse_plugin.evaluation import sizes
-from flashsparse_plugin.experts.layer import sparse_experts
 from flashsparse_plugin.expert_layout import experts_of
+from flashsparse_plugin.experts.layer import sparse_experts
 from flashsparse_plugin.pruning import LeastSquares, LoRA, prune, recover_
 from flashsparse_plugin.pruning.experts import FEW_TOKENS, expert_views
 
-ARCHITECTURES = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM")
+IN_ONE_TENSOR = ("GraniteMoeForCausalLM", "GptOssForCausalLM")
+ARCHITECTURES = (
+    *("MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"),
+    *IN_ONE_TENSOR,
+)
 TOKENS = torch.randint(0, 90, (8, 64), generator=torch.Generator().manual_seed(3))
 
 
@@ -31,6 +35,9 @@ def made(architecture, dtype=torch.float32):
     with torch.no_grad():
         for parameter in experts_of(model).values():
             parameter.normal_(std=0.1)
+        for name, parameter in model.named_parameters():
+            if name.endswith("proj_bias"):
+                parameter.normal_(std=0.1)
     return model
 
 
@@ -44,6 +51,11 @@ def first_experts(model):
     hook.remove()
     x, ids, weights = seen[0]
     return name, module, x.reshape(-1, x.shape[-1]).double(), ids, weights.double()
+
+
+def plain(module, matrix):
+    """A matrix of an expert as [out_features, in_features], in the order of its module."""
+    return (matrix.T if module.is_transposed else matrix).detach()
 
 
 def two_of_four(weight, norms):
@@ -70,14 +82,20 @@ def test_an_expert_is_pruned_by_its_own_tokens(architecture, weighted):
         if len(token) < FEW_TOKENS:
             continue
         by = weights[token, slot, None] if weighted else 1.0
-        both = module.gate_up_proj[number].detach()
-        gate, up = (x[token] @ both.double().T).chunk(2, 1)
-        inner = F.silu(gate) * up
-        wanted = two_of_four(both, (x[token] * by).square().sum(0).sqrt())
-        assert torch.equal(found.gate_up_proj[number], wanted)
-        down = module.down_proj[number].detach()
+        both, inner = plain(module, module.gate_up_proj[number]), x[token]
+        wanted = two_of_four(both, (inner * by).square().sum(0).sqrt())
+        assert torch.equal(plain(found, found.gate_up_proj[number]), wanted)
+        inner = inner @ both.double().T
+        if architecture == "GptOssForCausalLM":
+            inner = inner + module.gate_up_proj_bias[number].detach()
+            gate, up = inner[:, ::2].clamp(max=7), inner[:, 1::2].clamp(-7, 7)
+            inner = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+        else:
+            gate, up = inner.chunk(2, 1)
+            inner = F.silu(gate) * up
+        down = plain(module, module.down_proj[number])
         wanted = two_of_four(down, (inner * by).square().sum(0).sqrt())
-        same = (found.down_proj[number] == wanted).double().mean()
+        same = (plain(found, found.down_proj[number]) == wanted).double().mean()
         assert same > 0.999  # silu in float32 may turn a near tie
         judged += 1
     assert judged

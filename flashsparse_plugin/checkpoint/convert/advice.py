@@ -9,6 +9,7 @@ from ...formats import get_format
 from ...formats.values.dtypes import packable_dtype
 from ..files.explanations import about_experts
 from ..read.linears import StoredModel
+from ..read.together import stored_whole
 from ..write.report import ConversionReport, LayerReport, human, told
 from .decision import NEGLIGIBLE
 
@@ -48,9 +49,11 @@ def notes_on(
     Args:
         stored: The model.
         done: What cannot be done with it: "packed" or "pruned".
-        dense: The layers that stay dense and why, where others may be packed, experts among them.
+        dense: The layers that stay dense and why, where others may be packed; experts among them,
+            by the name of their parameter where files have them in one tensor.
     """
     apart = {f"{x.stored}.weight": x.name for x in stored.linears if x.expert is not None}
+    apart |= {key: parameter for parameter, (key, _) in stored_whole(stored).items()}
     experts = [
         info
         for info in stored.experts()
@@ -82,6 +85,8 @@ def notes_on_pruning(stored: StoredModel, pruned: Set[str] = frozenset()) -> Ite
     modules = {name.rsplit(".", 2)[0] for name in pruned}
     ignored = "they are left out"
     apart = {x.name: ignored for x in stored.linears if x.expert and x.expert.module not in modules}
+    wholes = ((each, each.rpartition(".")[0]) for each in stored_whole(stored))
+    apart |= {parameter: ignored for parameter, module in wholes if module not in modules}
     yield from notes_on(stored, "pruned", apart)
 
 

@@ -25,6 +25,7 @@ from ..hub.fetching import directory_of
 from ..read.directory import ModelDirectory
 from ..read.experts import Stack
 from ..read.linears import Linear, StoredModel
+from ..read.together import as_in_files, whole_in_files
 from ..write.room import disk_errors, require_room
 from ..write.staging import Staging, identity
 from ..write.surroundings import CARD, carry_files, name_shards, write_json
@@ -167,9 +168,11 @@ def _units(directory: ModelDirectory, out: Path) -> tuple[list[_Unit], UnpackRep
         if layer is None:
             units[name] = _Unit(name, info.dtype, info.shape, info.nbytes, info.rows)
             continue
-        stack = stored.is_one_tensor(linears[layer])
+        stack = whole_in_files(stored, linears[layer].expert)
         if stack is not None and stack.parameter not in units:
-            own = [x for x in linears.values() if x.expert and x.expert.parameter == stack.parameter]
+            own = [
+                x for x in linears.values() if x.expert and x.expert.parameter == stack.parameter
+            ]
             read = [_read_by(directory, packed[x.stored or ""], x, config, report) for x in own]
             units[stack.parameter] = _experts_unit(stored, stack, own, read)
         elif stack is None and layer not in units:
@@ -212,7 +215,7 @@ def _experts_unit(
     stored: StoredModel, stack: Stack, linears: Sequence[Linear], reads: Sequence[_Read]
 ) -> _Unit:
     """The tensor of all experts of a parameter, which the files of the family have in one."""
-    name, shape, turned = stored.in_files(stack)
+    name, shape, turned = as_in_files(stored, stack)
     sides, (dtype, _) = len(stack.projections), reads[0]
 
     def read() -> Iterator[Tensor]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...formats.values.dtypes import cast
 from ...expert_layout import experts_of
+from ...formats.values.dtypes import cast
 from ...packed import dtype_name
 from ...pruning.experts import expert_views
 from ..files.folder import INDEX
@@ -24,6 +24,7 @@ from ..files.headers import CheckpointError, TensorInfo
 from ..files.places import CONFIG
 from ..read.directory import ModelDirectory
 from ..read.linears import StoredModel
+from ..read.together import stored_whole
 from ..write.report import told
 from ..write.room import disk_errors, require_room
 from ..write.staging import Staging
@@ -158,20 +159,6 @@ def stored_experts(stored: StoredModel) -> dict[tuple[str, int, int], str]:
             sides = stored.checkpoint.stacks[expert.parameter].projections
             place = (expert.parameter, expert.number, sides.index(expert.projection))
             found[place] = f"{expert.stored}.weight"
-    return found
-
-
-def stored_whole(stored: StoredModel) -> dict[str, tuple[str, bool]]:
-    """By parameter the tensor that holds all its experts, and whether it has them transposed."""
-    found, checkpoint, names = {}, stored.checkpoint, stored.names
-    for parameter in checkpoint.stacks:
-        made = checkpoint.made.get(parameter, [])
-        key = checkpoint.stored_as.get(parameter) or (made[0] if len(made) == 1 else None)
-        info = stored.directory.tensors.get(key or "")
-        if info is None or len(info.shape) != 3 or names.of(info.name)[1] not in ([], [parameter]):
-            continue
-        if (turned := names.turned(info.name, info.shape)) is not None:
-            found[parameter] = (info.name, turned)
     return found
 
 

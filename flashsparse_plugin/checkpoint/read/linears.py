@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ...config import FlashSparseConfig
-from ...matching import matches
 from ...expert_layout import experts_of
+from ...matching import matches
 from ...modules import is_linear, is_transposed, shape_of, why_not_linear
 from ...names import LM_HEAD
 from ...packed import FormatError
@@ -307,35 +307,6 @@ class StoredModel:
         for each in packed.get((number, projection), {}).values():
             require_shape(expert.name, each.weight_shape, stack.shape)
         return Linear(expert.name, name, stack.shape, expert=expert)
-
-    def is_one_tensor(self, linear: Linear) -> Stack | None:
-        """The stack of an expert that files of its family have in one tensor with all others."""
-        expert = linear.expert
-        if expert is None or self.names.projections(expert.parameter):
-            return None
-        return self.checkpoint.stacks[expert.parameter]
-
-    def in_files(self, stack: Stack) -> tuple[str, tuple[int, ...], bool]:
-        """What files of the family have of all experts of a parameter, dense.
-
-        Returns:
-            The name of the tensor, its shape, and whether it has each matrix transposed, compared
-            with the model.
-
-        Raises:
-            CheckpointError: Where transformers would make something else of such a tensor.
-        """
-        parameter = self.names.skeleton[stack.parameter]
-        name, shape = self.names.in_files(stack.parameter, parameter), tuple(parameter.shape)
-        for own in (shape, (shape[0], shape[2], shape[1])):
-            target, made = self.names.of(name)
-            turned = self.names.turned(name, own)
-            if target == stack.parameter and made in ([], [target]) and turned is not None:
-                return name, own, turned
-        raise CheckpointError(
-            f"experts {stack.parameter!r} {list(shape)} of {self.directory.path} cannot be written "
-            f"as a tensor that transformers reads: it makes something else of {name!r}"
-        )
 
     def _stored_as(self, name: str) -> str | None:
         """The name of a layer in the checkpoint; a dense weight may go by any name there."""
