@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -24,6 +25,21 @@ SWIGLUOAI = "swigluoai"
 """gpt-oss's: gate * sigmoid(alpha * gate) * (up + 1)."""
 
 NAMES: Final = (*ACTIVATIONS, SWIGLUOAI)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What experts apply between their projections, as `multiply` takes it.
+
+    Attributes:
+        name: One of `NAMES`.
+        limit: Above 0: bounds the gate from above, and up on both sides.
+        alpha: Of "swigluoai".
+    """
+
+    name: str
+    limit: float = 0.0
+    alpha: float = 1.702
 
 
 def gated(gate: Tensor, up: Tensor, name: str, limit: float = 0.0, alpha: float = 1.702) -> Tensor:

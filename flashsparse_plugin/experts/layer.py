@@ -9,7 +9,7 @@ with a forward of ours. All else stays the model's: its activation, its gate, it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..data_parallel import ignore_packed_tensors
 from ..expert_layout import Layout, layout_of
 from ..packed import FormatError, PackedWeight, Routed, Scheme
-from .activations import SWIGLUOAI, gated
+from .activations import SWIGLUOAI, Activation, gated
 from .op import loop, multiply
 from .stack import ExpertStack
 
@@ -36,21 +36,6 @@ _ACTIVATIONS = {
 }
 GATED = "_default_apply_gate"
 """transformers' own gate: the activation of the first half, times the second."""
-
-
-@dataclass(frozen=True)
-class Activation:
-    """What experts apply between their projections, as `op.multiply` takes it.
-
-    Attributes:
-        name: One of `activations.NAMES`.
-        limit: Above 0: bounds the gate from above, and up on both sides.
-        alpha: Of "swigluoai".
-    """
-
-    name: str
-    limit: float = 0.0
-    alpha: float = 1.702
 
 
 def activation_of(module: Any) -> Activation | None:

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
+from vllm.model_executor.utils import set_weight_attrs
 
 from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.experts import ExpertStack, multiply
+from flashsparse_plugin.expert_layout import Layout
+from flashsparse_plugin.experts import SWIGLUOAI, Activation, ExpertStack, multiply
 from flashsparse_plugin.formats.values.dtypes import fitted
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 from flashsparse_plugin.pruning import prune_for
@@ -29,8 +31,12 @@ from .loading import made_up
 from .settings import DUMMY, SettingsError
 from .summary import Summary
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # of the gate, times up
+# Of the gate, times up, by vLLM's names; of gpt-oss's the rows of gate and up may alternate.
+_GATED = ("silu", "gelu", "gelu_tanh")
+_ALTERNATING, _ROW_BY_ROW = "swigluoai", "swigluoai_uninterleave"
 _PARTS = {"w13": ("w1", "w3"), "w2": ("w2",)}
+SHARDS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+"""What vLLM calls the projections of an expert."""
 Key = tuple[int, str]
 """An expert of this process by its number, and "w1", "w2" or "w3"."""
 
@@ -58,7 +64,8 @@ class SparseExpertsMethod(FusedMoEMethodBase):
     ):
         super().__init__(moe)
         self.name, self.config, self.scheme_of, self.summary = name, config, scheme_of, summary
-        self.activation = _refuse_unknown(moe, layer, name)
+        self.activation, self.has_bias = _refuse_unknown(moe, layer, name), has_bias(moe)
+        self.biases = Layout(interleaved=called(layer) == _ALTERNATING)
         self.schemes: dict[str, Scheme] = {}
         self.tensors: dict[Key, dict[str, Tensor]] = {}  # of packed experts not complete yet
         self.parts: dict[Key, PackedWeight] = {}
@@ -91,6 +98,11 @@ class SparseExpertsMethod(FusedMoEMethodBase):
                 placeholder = Parameter(torch.empty(0), requires_grad=False)
                 placeholder.weight_loader = self._loader(layer, own)
                 layer.register_parameter(f"{stem}_{own}", placeholder)
+            if self.has_bias:
+                rows = self.hidden if stem == "w2" else 2 * self.inner
+                bias = Parameter(torch.zeros(num_experts, rows, dtype=params_dtype), False)
+                set_weight_attrs(bias, extra)
+                layer.register_parameter(f"{stem}_bias", bias)
 
     def get_fused_moe_quant_config(self, layer: nn.Module) -> None:
         return None
@@ -112,6 +124,8 @@ class SparseExpertsMethod(FusedMoEMethodBase):
                     )
         for name in [own for own, _ in layer.named_parameters(recurse=False) if _is_ours(own)]:
             delattr(layer, name)
+        if self.has_bias:
+            layer.w13_bias = Parameter(self.biases.gate_first(layer.w13_bias.data, 2), False)
         for stem, shards in _PARTS.items():
             format = self.schemes[shards[0]].format
             joined = [
@@ -134,9 +148,14 @@ class SparseExpertsMethod(FusedMoEMethodBase):
         w13, w2 = (self._stack(layer, stem) for stem in _PARTS)
         places = getattr(layer, "expert_map", None)
         on_input = getattr(layer, "apply_router_weight_on_input", False)
+        act = self.activation
         return multiply(
-            *(x, topk_ids, topk_weights, w13, w2, self.activation),
+            *(x, topk_ids, topk_weights, w13, w2, act.name),
+            w13_bias=layer.w13_bias if self.has_bias else None,
+            w2_bias=layer.w2_bias if self.has_bias else None,
             expert_map=places,
+            limit=act.limit,
+            alpha=act.alpha,
             weights_on_input=on_input,
         )
 
@@ -173,6 +192,19 @@ class SparseExpertsMethod(FusedMoEMethodBase):
 
         load.supports_moe_loading = True  # type: ignore[attr-defined]
         return load
+
+    def take(self, layer: nn.Module, number: int, shard: str, own: str, tensor: Tensor) -> None:
+        """Takes a packed tensor of an expert that vLLM's loader of the model does not know.
+
+        Args:
+            layer: The layer of this method.
+            number: Of the expert, among all of the model.
+            shard: "w1", "w2" or "w3".
+            own: The name of the tensor.
+            tensor: The tensor.
+        """
+        load = self._loader(layer, own)
+        load(getattr(layer, "w2_weight"), tensor, own, shard, number)
 
     def _take(self, key: Key, own: str, tensor: Tensor, expert: int) -> None:
         """Takes one tensor of an expert; cuts out this process's part once it is complete."""
@@ -242,29 +274,43 @@ class SparseExpertsMethod(FusedMoEMethodBase):
 
 
 def _is_ours(name: str) -> bool:
-    return name.startswith(("w13_", "w2_"))
+    return name.startswith(("w13_", "w2_")) and not name.endswith("_bias")
 
 
-def activation_of(layer: nn.Module) -> str:
+def has_bias(moe: Any) -> bool:
+    """Whether experts have biases, by vLLM's configuration of their layer."""
+    return bool(getattr(moe, "has_bias", False))
+
+
+def called(layer: nn.Module) -> str:
     """What vLLM calls the activation of a layer of experts."""
     activation = getattr(layer, "activation", "silu")
     return str(getattr(activation, "value", activation)).lower()
 
 
-def _refuse_unknown(moe: Any, layer: nn.Module, name: str) -> str:
+def activation_of(moe: Any, layer: nn.Module) -> Activation | None:
+    """The activation of a layer of experts; None for one that packed experts do not have."""
+    name, limit = called(layer), getattr(moe, "swiglu_limit", None)
+    if name == _ALTERNATING:
+        return Activation(SWIGLUOAI, 7.0, 1.702)
+    if name == _ROW_BY_ROW and getattr(moe, "swiglu_beta", None) == 1:
+        return Activation(SWIGLUOAI, limit or 0.0, getattr(moe, "swiglu_alpha", None) or 1.0)
+    return Activation(name, limit or 0.0) if name in _GATED else None
+
+
+def _refuse_unknown(moe: Any, layer: nn.Module, name: str) -> Activation:
     """Returns the activation of a layer that packed experts can run.
 
     Raises:
         SettingsError: For what they cannot.
     """
-    activation, why = activation_of(layer), None
-    if activation not in ACTIVATIONS:
-        why = f"their activation {activation!r} is not one of {', '.join(ACTIVATIONS)}"
-    elif getattr(moe, "has_bias", False):
-        why = "they have biases"
+    activation, why = activation_of(moe, layer), None
+    if activation is None:
+        known = ", ".join((*_GATED, _ALTERNATING))
+        why = f"their activation {called(layer)!r} is not one of {known}"
     elif getattr(moe, "is_lora_enabled", False):
         why = "LoRA on experts needs dense ones"
-    if why is not None:
+    if activation is None or why is not None:
         raise SettingsError(
             f"the experts of {name!r} cannot run packed: {why}. Remedy: "
             'additional_config={"flashsparse": {"experts": "dense"}} unpacks them while they load'

@@ -40,13 +40,13 @@ from .compat import allow_matrix_registers, is_experts, is_router
 from .decode_kernels import use_decode_kernels
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .early_begin import begin_early
-from .experts import SparseExpertsMethod, activation_of
+from .experts import SparseExpertsMethod, activation_of, has_bias
 from .folder import folder_of
 from .head import TiedEmbeddingMethod, TiedHeadMethod
 from .linear import SparseLinearMethod
 from .loading import refuse_reordered
 from .preflight import packed_layers
-from .settings import METHOD, SettingsError, first_line, merge, settings_of
+from .settings import DUMMY, METHOD, SettingsError, first_line, merge, settings_of
 from .summary import Summary, logger
 
 # Gate, down and up projection of experts, as checkpoints call them.
@@ -220,6 +220,13 @@ class FlashSparseQuantization(QuantizationConfig):
         if dense:
             self.summary.left_dense(prefix, "experts")
             return None
+        dummy = vllm_config.load_config.load_format == DUMMY
+        if self.stored is None and has_bias(layer.moe_config) and not dummy:
+            raise SettingsError(
+                f"the experts of {prefix!r} have biases, and vLLM reads them dense as one tensor: "
+                "they cannot be packed while they load. Remedy: `flashsparse convert` packs them "
+                'before; or leave out "experts": "packed"'
+            )
         kinds = {name.rpartition(".")[2] for name in stored}
         names = next((each for each in _PROJECTIONS if kinds <= {*each}), _PROJECTIONS[0])
         own = dict(zip(("w1", "w2", "w3"), names, strict=True))
@@ -234,9 +241,10 @@ class FlashSparseQuantization(QuantizationConfig):
             return scheme
 
         dtype, moe = vllm_config.model_config.dtype, layer.moe_config
+        act = activation_of(moe, layer)
         why = why_dense(
             *([scheme_of(shard, dtype) for shard in own], moe.num_local_experts),
-            *(torch.empty(0).device, activation_of(layer), dtype),
+            *(torch.empty(0).device, None if act is None else act.name, dtype),
         )
         if config.experts_stay_dense(why is None):
             self.summary.left_dense(prefix, "experts")

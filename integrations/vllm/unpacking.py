@@ -10,6 +10,7 @@ keep in layouts of theirs, which vLLM's loaders do not know.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,20 +24,28 @@ from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
 from flashsparse_plugin.checkpoint.foreign import PRUNE_MASKS, dense_weights
 from flashsparse_plugin.checkpoint.foreign.quantization import is_quantized
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import KEYS, is_sparse_alone, layout_of
-from flashsparse_plugin.checkpoint.read.linears import find_linears
+from flashsparse_plugin.checkpoint.read.experts import Stack
+from flashsparse_plugin.checkpoint.read.linears import StoredModel
+from flashsparse_plugin.checkpoint.read.together import as_in_files, merged, whole_in_files
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.messages import one_line
 from flashsparse_plugin.names import QUANT_METHOD
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
 from .codes import as_packed_tensors, directory_of
-from .experts import SparseExpertsMethod
+from .experts import SHARDS, SparseExpertsMethod
 from .folder import folder_of
 from .head import refuse_unpacked_head
 from .linear import SparseLinearMethod
 from .preflight import packed_layers
 from .settings import SettingsError, settings_of
 from .summary import logger
+
+
+_EXPERT = re.compile(
+    r"(.+)\.(?P<number>\d+)\.(?P<projection>gate|down|up)_proj\.(?P<own>(?!weight$|bias$)\w+)",
+    re.ASCII,
+)
 
 
 def install() -> None:
@@ -71,6 +80,7 @@ def install() -> None:
         folder = folder_of(model_config, self.load_config)
         weights = as_packed_tensors(weights, folder)
         weights = _foreign_as_dense(weights, model_config.hf_config)
+        weights = _without_biased_experts(weights, model)
         unasked = _unasked(packed_layers(folder), _methods(model))
         return _unpacked(weights, model_config, folder, unasked) if unasked else weights
 
@@ -89,6 +99,34 @@ def _foreign_as_dense(weights: Iterable[tuple[str, Tensor]], hf_config: Any) -> 
 def _methods(model: nn.Module) -> list[SparseLinearMethod | SparseExpertsMethod]:
     found = [getattr(module, "quant_method", None) for module in model.modules()]
     return [each for each in found if isinstance(each, SparseLinearMethod | SparseExpertsMethod)]
+
+
+def _without_biased_experts(
+    weights: Iterable[tuple[str, Tensor]], model: nn.Module
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields what vLLM reads, but for packed experts with biases, which their layers are given.
+
+    vLLM's loader of such a model (gpt-oss) knows experts as one tensor.
+    """
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(method := getattr(module, "quant_method", None), SparseExpertsMethod)
+        and method.has_bias
+    ]
+    for key, tensor in weights:
+        found = _EXPERT.fullmatch(key) if layers else None
+        layer = found and next((x for x in layers if _same(x.quant_method.name, found[1])), None)
+        if layer is None or found is None:
+            yield key, tensor
+        else:
+            shard = SHARDS[f"{found['projection']}_proj"]
+            layer.quant_method.take(layer, int(found["number"]), shard, found["own"], tensor)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether names are of one module, though a model may add a prefix or drop it."""
+    return f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}")
 
 
 def _none_packed(
@@ -131,7 +169,8 @@ def _unpacked(
     directory = directory_of(folder)
     stored = model_config.hf_config.quantization_config
     config = FlashSparseConfig(**(directory.quantization if is_quantized(stored) else stored))
-    linears = {x.stored: x for x in find_linears(directory)}
+    model = StoredModel(directory)
+    linears = {x.stored: x for x in model.linears}
     logger.warning(
         "%d packed layers are unpacked while they load, as vLLM's %s takes them dense (%s, ...)",
         len(layers),
@@ -139,6 +178,7 @@ def _unpacked(
         one_line(min(layers)),
     )
     waiting: dict[str, dict[str, Tensor]] = {}
+    experts: dict[Stack, dict[tuple[int, str], Tensor]] = {}  # of one tensor, not complete yet
     for key, tensor in weights:
         layer, _, own = key.rpartition(".")
         if layer not in layers or own == "bias":
@@ -151,6 +191,15 @@ def _unpacked(
         assert scheme is not None  # the front end refuses a packed layer that is called dense
         if tensors.keys() == scheme.format.tensors(scheme, linear.shape).keys():
             packed = PackedWeight(scheme, linear.shape, waiting.pop(layer)).validate(layer)
-            yield f"{layer}.weight", linear.turned(packed.unpack())
-    for layer in waiting:
+            stack = whole_in_files(model, linear.expert)
+            if stack is None or linear.expert is None:
+                yield f"{layer}.weight", linear.turned(packed.unpack())
+                continue
+            found = experts.setdefault(stack, {})
+            found[linear.expert.number, linear.expert.projection] = packed.unpack()
+            if len(found) == len([*stack.named()]):
+                name, _, turned = as_in_files(model, stack)
+                found = experts.pop(stack)
+                yield name, merged(stack, [found[place] for place in stack.named()], turned)
+    for layer in [*waiting, *(stack.parameter for stack in experts)]:
         raise FormatError(f"layer {layer!r}: the checkpoint lacks some of its packed tensors")

@@ -9,8 +9,9 @@ import torch
 import transformers
 from checkpoints import edit_weights, load_all
 from families import FAMILIES
+from test_every_family import class_of, small
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import (
@@ -19,10 +20,10 @@ from flashsparse_plugin.checkpoint import (
     inspect_checkpoint,
     unpack_checkpoint,
 )
-from flashsparse_plugin.experts.layer import PackedStack, sparse_experts
+from flashsparse_plugin.experts.layer import PackedStack, activation_of, sparse_experts
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.modules import linear_modules, weight_of
-from flashsparse_plugin.pruning import prune
+from flashsparse_plugin.pruning import prune, prune_weight
 from flashsparse_plugin.pruning.experts import expert_views
 
 NM = get_format("nm_vector")
@@ -450,3 +451,43 @@ def test_biased_and_ungated_experts_are_what_the_models_own_forward_gives():
         torch.testing.assert_close(module(*given), wanted)
         unpack_module(module, torch.float32)
         assert type(module) is Own and torch.equal(module(*given), wanted)
+
+
+OWN_GATES = {
+    "deepseek_v4": ("silu", 10.0),
+    "hy_v4": ("silu", 10.0),
+    "minimax_m3_vl_text": ("swigluoai", 7.0),
+    "openai_privacy_filter": ("swigluoai", 7.0),
+}
+
+
+@pytest.mark.parametrize("model_type", OWN_GATES)
+def test_a_gate_of_its_own_is_known_by_its_values(model_type, tmp_path):
+    kind = class_of(model_type)
+    torch.manual_seed(0)
+    model = kind(small(CONFIG_MAPPING[model_type])).to(torch.bfloat16).eval()
+    views = expert_views(model)
+    with torch.no_grad():
+        for view in views.values():
+            weight = view.weight.normal_(std=0.4)
+            weight.copy_(prune_weight(weight.contiguous(), 0.5))
+    model.save_pretrained(tmp_path / "dense")
+    convert_checkpoint(tmp_path / "dense", tmp_path / "packed", pack_all=True)
+    reference = kind.from_pretrained(tmp_path / "dense", dtype=torch.float32)
+    reference.set_experts_implementation("eager")
+    found = kind.from_pretrained(tmp_path / "packed", dtype=torch.float32)
+    for _, module in sparse_experts(found):
+        act = activation_of(module)
+        assert (act.name, act.limit) == OWN_GATES[model_type]
+    with torch.no_grad():
+        wanted, given = (each(IDS)[0] for each in (reference, found))
+    assert len([*sparse_experts(found)]) > 0
+    assert (given - wanted).norm() < 3e-6 * wanted.norm()
+
+
+def test_a_gate_that_nobody_knows_is_asked_each_time(pruned):
+    model = load(pruned, fs.FlashSparseConfig(format="2:4", dtype="bfloat16"))
+    _, module = next(sparse_experts(model))
+    kind = type("Own", (type(module),), {"_apply_gate": lambda self, both: both.chunk(2, -1)[0]})
+    module.__class__ = kind
+    assert activation_of(module) is None

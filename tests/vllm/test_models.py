@@ -3,6 +3,7 @@
 model and every way to ask for sparse weights."""
 
 import csv
+import itertools
 import json
 import shutil
 from importlib.metadata import version
@@ -20,7 +21,7 @@ from flashsparse_plugin.checkpoint import convert_checkpoint
 from flashsparse_plugin.pruning import prune_weight
 
 ARCHITECTURES = ["llama", "llama-tied", "mistral", "qwen3", "phi3", "glm4", "opt", "gpt_neox"]
-ARCHITECTURES += ["bloom", "gpt2", "mixtral"]
+ARCHITECTURES += ["bloom", "gpt2", "mixtral", "granitemoe"]
 # Models of vLLM's own that reorder the rows of a fused weight; later releases run GPT-NeoX through
 # the code of transformers, which does not.
 REORDERED = {("bloom", "packed")}
@@ -140,6 +141,7 @@ def models(tmp_path_factory):
     made["classifier"] = checkpoints.make_classifier(folder / "classifier")
     made["unpruned"] = checkpoints.make("llama", folder / "unpruned", sparsity=0.0)
     made["router"] = checkpoints.make("qwen3_moe", folder, sparsity=None, pattern=(2, 4))
+    made["biased"] = checkpoints.make("gpt_oss", folder)
     regular = two_of_four(made["unpruned"][0], folder / "2of4")
     made["2:4"] = regular, None
     codes, made_of_them = quantize(regular, folder / "int4", "int4", 32)
@@ -251,6 +253,17 @@ def jobs(models, tmp_path_factory):
         "2:4": job(models["2:4"][0], sparse_method="auto"),
         "router dense": job(models["router"][0], additional_config={"flashsparse": pattern}),
         "router packed": job(models["router"][1]),
+        # Experts with biases, of which vLLM's loader knows one tensor alone.
+        "biased": job(models["biased"][0]),
+        "biased packed": job(models["biased"][1]),
+        "biased unpacked": job(
+            models["biased"][1], additional_config={"flashsparse": {"experts": "dense"}}
+        ),
+        "biased while loading": job(
+            models["biased"][0],
+            additional_config={"flashsparse": {"experts": "packed"}},
+            sparse_method="tiled_csl",
+        ),
         # Quantized ones.
         "codes and activations": job(models["fp8 x fp8"][1]),
         "codes by group": job(models["int4"][1], sparse_method="auto"),
@@ -488,6 +501,7 @@ def test_lora_works_on_sparse_layers(results, expected):
             "codes without zeros",
             ["layer 'model.layers.0.", "nm_vector(2:4, int4 by 32)", "with vLLM alone"],
         ),
+        ("biased while loading", ["0.mlp.experts' have biases", "`flashsparse convert` packs them"]),
         ("bitmask hostile", ["layers.1.mlp.up_proj.weight", "its bitmask keeps", "fetch it again"]),
     ],
 )
@@ -497,13 +511,26 @@ def test_what_cannot_be_meant_is_refused(results, name, words):
 
 
 def test_experts_are_packed_where_the_checkpoint_has_them_packed(results):
-    """Of a dense checkpoint they stay dense beside packed attention."""
-    for kind in ("packed", "dense"):
-        result = results[f"mixtral {kind}"]
+    """Of a dense checkpoint they stay dense beside packed attention.
+
+    Files have those of Mixtral one by one, and those of Granite in one tensor.
+    """
+    for name, kind in itertools.product(("mixtral", "granitemoe"), ("packed", "dense")):
+        result = results[f"{name} {kind}"]
         assert kinds(result, "qkv_proj", "o_proj") == {SPARSE}
         packed = [k for k, v in result["layers"].items() if v == "SparseExpertsMethod"]
         assert len(packed) == (3 if kind == "packed" else 0)
         assert ("left dense: 3 experts" in result["log"][-1]) == (kind == "dense")
+
+
+@pytest.mark.parametrize("kind", ["packed", "unpacked"])
+def test_experts_with_biases_are_those_of_vllm_itself(results, kind):
+    """gpt-oss's, whose rows of gate and up alternate. Its tokens on a CPU are vLLM's own, as the
+    dense model's are not those of transformers to the last."""
+    result = results[f"biased {kind}"]
+    assert result["tokens"] == results["biased"]["tokens"]
+    experts = [k for k, v in result["layers"].items() if v == "SparseExpertsMethod"]
+    assert len(experts) == (3 if kind == "packed" else 0)
 
 
 @pytest.mark.parametrize("kind", ["dense", "packed"])

@@ -14,6 +14,8 @@ from transformers import (
     BertForSequenceClassification,
     BloomConfig,
     GPT2Config,
+    GptOssConfig,
+    GraniteMoeConfig,
     LlamaConfig,
     MixtralConfig,
     Qwen3MoeConfig,
@@ -33,6 +35,18 @@ OWN_CONFIGS = CONFIGS | {
     # Its experts are packed one by one, as streams of different lengths.
     "mixtral": lambda: MixtralConfig(
         num_attention_heads=4, num_key_value_heads=2, num_local_experts=4
+    ),
+    # Files have its experts in one tensor of a layer, and vLLM in another.
+    "granitemoe": lambda: GraniteMoeConfig(
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4
+    ),
+    # Files have its experts in one tensor, transposed, with rows of gate and up by turns.
+    "gpt_oss": lambda: GptOssConfig(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_hidden_layers=3,
+        layer_types=["full_attention"] * 3,
     ),
     # Its routers are linear layers in vLLM, and quantized there if a configuration says so.
     "qwen3_moe": lambda: Qwen3MoeConfig(

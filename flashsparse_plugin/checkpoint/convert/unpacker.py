@@ -25,7 +25,7 @@ from ..hub.fetching import directory_of
 from ..read.directory import ModelDirectory
 from ..read.experts import Stack
 from ..read.linears import Linear, StoredModel
-from ..read.together import as_in_files, whole_in_files
+from ..read.together import as_in_files, merged, whole_in_files
 from ..write.room import disk_errors, require_room
 from ..write.staging import Staging, identity
 from ..write.surroundings import CARD, carry_files, name_shards, write_json
@@ -221,8 +221,7 @@ def _experts_unit(
     def read() -> Iterator[Tensor]:
         for number in range(stack.experts):
             own = reads[number * sides : (number + 1) * sides]
-            part = stack.layout.parameter(torch.stack([unpack() for _, unpack in own])[None])
-            yield part.transpose(1, 2).contiguous() if turned else part
+            yield merged(stack, [unpack() for _, unpack in own], turned)
 
     def matrices(part: Tensor) -> Sequence[Tensor]:
         whole = part.transpose(1, 2) if turned else part

@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
 from ..files.headers import CheckpointError
 from .experts import Expert, Stack
 from .linears import StoredModel
@@ -30,6 +35,20 @@ def whole_in_files(stored: StoredModel, expert: Expert | None) -> Stack | None:
     if expert is None or stored.names.projections(expert.parameter):
         return None
     return stored.checkpoint.stacks[expert.parameter]
+
+
+def merged(stack: Stack, experts: Sequence[Tensor], turned: bool) -> Tensor:
+    """Experts of a stack as one tensor of the files.
+
+    Args:
+        stack: The stack.
+        experts: Dense weights, each projection of each expert, in order.
+        turned: Whether the files have each matrix transposed, compared with the model.
+    """
+    sides = len(stack.projections)
+    matrices = torch.stack([*experts]).unflatten(0, (-1, sides))
+    whole = stack.layout.parameter(matrices)
+    return whole.transpose(1, 2).contiguous() if turned else whole
 
 
 def as_in_files(stored: StoredModel, stack: Stack) -> tuple[str, tuple[int, ...], bool]:
