@@ -315,7 +315,7 @@ def test_every_architecture(results, expected, name, kind):
     assert result["tokens"] == expected[name]
     assert SPARSE in result["layers"].values()
     dense = {k.rpartition(".")[2] for k, v in result["layers"].items() if v == DENSE}
-    assert dense == ({"gate"} if name == "mixtral" else set())
+    assert dense == ({"gate"} if name in ("mixtral", "granitemoe") else set())
 
 
 def test_the_documentation_lists_what_was_served(results):
@@ -377,9 +377,12 @@ def test_quantized_checkpoints_of_other_tools(results, expected, name, same, kin
 
 def test_quantized_checkpoints_that_merely_mention_zeros_are_vllms_own(results):
     """vLLM alone refuses any `sparsity_config`."""
-    idle = results["idle sparsity"]
+    idle, plain = results["idle sparsity"], results["no sparsity_config"]
+    if not torch.cpu._is_avx512_supported():  # vLLM has no kernel for 4 bits there
+        assert "cpu_gemm_wna16" in plain["error"] and idle["error"] == plain["error"]
+        return
     assert kinds(idle, "qkv_proj", "o_proj", "down_proj") == {"CompressedTensorsLinearMethod"}
-    assert idle["tokens"] == results["no sparsity_config"]["tokens"]
+    assert idle["tokens"] == plain["tokens"]
 
 
 @pytest.mark.parametrize("name", ["packed 2:4", "2:4"])
