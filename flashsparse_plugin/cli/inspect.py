@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from .console import err, out, print_json, size, table
@@ -69,30 +71,24 @@ def _show(found: Inspection, by_layer: bool) -> None:
     out.print()
     formats = list(found.layers[0].bytes_in)
     others = [name for name in formats if name != found.format]  # that is what is stored
-    sizes = ["bytes_dense", *others, "bytes_cpu"]
-    headers = ["dense", *(name.replace("_", "\n") for name in others), "on CPU"]
-    if found.format is not None:  # else the same as dense
-        sizes, headers = ["bytes_stored", *sizes], ["stored", *headers]
-    made = table("Layer" if by_layer else "Kind", "shape", "zeros", *headers)
-    for column in made.columns[1:]:
-        column.no_wrap = True
+    hold_none = [x for x in others if all(_sum([each], x) is None for each in found.layers)]
+    shown = [name for name in others if name not in hold_none]
     each = {layer.name: [layer] for layer in found.layers}
     groups = each if by_layer else by_kind(found.layers)
-    for name, group in groups.items():
-        label = name if by_layer else f"{name} ({len(group)})"
-        made.add_row(Text(label), _shape(group), *_numbers(group, sizes))
-    made.add_section()
-    label = f"all ({len(found.layers)})"
-    made.add_row(label, "", *_numbers(found.layers, sizes), style="bold")
-    made.add_row("of dense", "", "", *_shares(found.layers, sizes), style="dim")
-    out.print(made, width=None if out.is_terminal else 140)
+    made = _table(found, groups, shown, by_layer)
+    while shown and _width(made) > out.width:  # least use first: most bytes, or not all layers
+        sums = {name: _sum(found.layers, name) for name in shown}
+        shown.remove(max(shown, key=lambda name: (sums[name] is None, sums[name] or 0)))
+        made = _table(found, groups, shown, by_layer)
+    out.print(made)
     out.print()
     out.print(f"Everything else (embeddings, norms, biases): {size(found.bytes_other)}")
-    if any(_sum(group, name) is None for group in groups.values() for name in sizes):
-        out.print(
-            "no: the zeros do not follow a pattern, which this format needs; or it would round "
-            "values, or list too many apart"
-        )
+    if any(_sum(group, name) is None for group in groups.values() for name in shown):
+        out.print(f"no: {NO}")
+    if hold_none:
+        out.print(f"No layer fits {', '.join(hold_none)}: {NO}")
+    if narrow := [name for name in others if name not in [*shown, *hold_none]]:
+        out.print(f"Not shown, for lack of width: {', '.join(narrow)} (--json has all)")
     for note in found.notes:
         out.print(Text.assemble(("Note: ", "yellow"), note))
     _show_reasons(found)
@@ -102,6 +98,49 @@ def _show(found: Inspection, by_layer: bool) -> None:
     if found.format is None:
         _show_model(found, formats)
     _show_attention(Path(found.path))
+
+
+NO = (
+    "the zeros do not follow a pattern, which this format needs; or it would round values, or list "
+    "too many apart"
+)
+_LABEL = 20  # characters of a name that are wanted on one line
+
+
+def _table(
+    found: Inspection,
+    groups: Mapping[str, Sequence[LayerInspection]],
+    formats: Sequence[str],
+    by_layer: bool,
+) -> Table:
+    """The sizes of layers as they are, in some formats, and in a CPU's memory."""
+    sizes = ["bytes_dense", *formats, "bytes_cpu"]
+    headers = ["dense", *(name.replace("_", "\n") for name in formats), "on CPU"]
+    if found.format is not None:  # else the same as dense
+        sizes, headers = ["bytes_stored", *sizes], ["stored", *headers]
+    made = table("Layer" if by_layer else "Kind", "shape", "zeros", *headers)
+    for column in made.columns[1:]:
+        column.no_wrap = True
+    for name, group in groups.items():
+        label = name if by_layer else f"{name} ({len(group)})"
+        made.add_row(Text(label), _shape(group), *_numbers(group, sizes))
+    made.add_section()
+    label = f"all ({len(found.layers)})"
+    made.add_row(label, "", *_numbers(found.layers, sizes), style="bold")
+    made.add_row("of dense", "", "", *_shares(found.layers, sizes), style="dim")
+    made.columns[0].min_width = min(_LABEL, _longest(made))
+    return made
+
+
+def _longest(made: Table) -> int:
+    """Characters of the longest name."""
+    return max(len(str(cell)) for cell in made.columns[0].cells)
+
+
+def _width(made: Table) -> int:
+    """Characters that a table takes at least: names may go on in the next line."""
+    whole = Measurement.get(out, out.options.update(width=1000), made).maximum
+    return whole - _longest(made) + (made.columns[0].min_width or 0)
 
 
 def _shape(group: Sequence[LayerInspection]) -> str:

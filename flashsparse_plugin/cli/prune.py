@@ -335,7 +335,7 @@ def prune(
         out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)
         packed = "hybrid" if dense else pattern and f"{pattern}{_rows(vector_length)}"
         how = f" --format {packed}" if packed else f" --recipe {recipe}" if recipe else ""
-        show_next(model, destination, calibration, how)
+        show_next(model, destination, calibration, how, report)
         show_pushed(pushed)
 
 

@@ -35,6 +35,7 @@ def show(report: PruneReport) -> None:
         if report.retained.unstructured is not None:
             titles.append("without pattern")
     made = table("Kind", "layers", "weights", "zeros", *titles)
+    made.columns[0].no_wrap = True  # before headers of two words do
 
     def cells(layers: Sequence[Any], retained: Retained | None) -> list[str]:
         shares = [layer.sparsity for layer in layers]
@@ -50,14 +51,18 @@ def show(report: PruneReport) -> None:
     out.print(made)
 
 
-def show_next(model: str, destination: Path, calibration: Path | None, how: str) -> None:
+def show_next(
+    model: str, destination: Path, calibration: Path | None, how: str, report: PruneReport
+) -> None:
     """The commands that follow: what is kept makes up for the rest, then it is packed.
 
     Args:
         how: Options of `convert`; none for the default, which is unstructured.
     """
     text = calibration or "FILE.txt"
-    recover = f"{model} RECOVERED --calibration {text} --method lora"
+    experts = any(layer.kind.startswith("experts.") for layer in report.layers)
+    method = "least-squares" if experts else "lora"  # which trains no experts
+    recover = f"{model} RECOVERED --calibration {text} --method {method}"
     for title, command in (
         ("Recover quality:", f"flashsparse recover {destination} {recover}"),
         ("Then pack it:", f"flashsparse convert RECOVERED PACKED{how}"),

@@ -11,9 +11,9 @@ from ..checkpoint.card.record import Calibration, Recovery, word
 from ..checkpoint.files.places import hub_name, name_of
 from ..checkpoint.prune.recovered import RecoveryReport
 from ..checkpoint.read.linears import StoredModel
-from ..modules import linear_modules
 from ..pruning import LoRA
 from ..pruning.layers import report as zeros_of
+from ..pruning.recovery import recoverable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,6 +49,6 @@ def write_recovered_card(
         rank=report.method.rank if isinstance(report.method, LoRA) else None,
         steps=report.method.steps if isinstance(report.method, LoRA) else None,
     )
-    linears = linear_modules(pruned)
+    linears = recoverable(pruned)
     zeros = zeros_of("", {layer: linears[layer] for layer in report.names})
     write_pruned_card(file, stored.directory, done, zeros, name, hub_name(dense))

@@ -147,7 +147,7 @@ class Run:
                 write_pruned_card(file, stored.directory, history, made, self.made.out.name)
 
             layers = [layer.name for layer in made.layers]
-            self.made.notes += notes_on_pruning(stored)
+            self.made.notes += notes_on_pruning(stored, {*layers})
             updated = method == "sparsegpt"
             write_pruned(stored, model, layers, path, None, card, updated)
         self.made.perplexity |= self.judged("pruned", lambda: self.load(ModelDirectory(path)))

@@ -204,7 +204,7 @@ class SparseExpertsMethod(FusedMoEMethodBase):
             tensor: The tensor.
         """
         load = self._loader(layer, own)
-        load(getattr(layer, "w2_weight"), tensor, own, shard, number)
+        load(layer.w2_weight, tensor, own, shard, number)
 
     def _take(self, key: Key, own: str, tensor: Tensor, expert: int) -> None:
         """Takes one tensor of an expert; cuts out this process's part once it is complete."""

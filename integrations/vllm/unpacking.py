@@ -41,7 +41,6 @@ from .preflight import packed_layers
 from .settings import SettingsError, settings_of
 from .summary import logger
 
-
 _EXPERT = re.compile(
     r"(.+)\.(?P<number>\d+)\.(?P<projection>gate|down|up)_proj\.(?P<own>(?!weight$|bias$)\w+)",
     re.ASCII,

@@ -6,10 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
+import families
 import pytest
 import torch
 from checkpoints import load_all
 from huggingface_hub import ModelCard
+from tiny_causal_lms import character_tokenizer
 from typer.testing import CliRunner
 
 from flashsparse_plugin.checkpoint.prune import recovered
@@ -262,3 +264,30 @@ def test_models_that_do_not_belong_together(pruned_dir, model_dir, text_file, tm
     (other / "config.json").write_text(json.dumps(config))
     result = recover(pruned_dir, other, tmp_path / "out", text_file)
     assert result.exit_code == 1 and "is packed already" in result.stderr
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "GptOssForCausalLM"])
+def test_a_mixture_is_pruned_recovered_and_packed(architecture, text_file, tmp_path, monkeypatch):
+    """Whose files have experts by themselves, and in one tensor."""
+    monkeypatch.chdir(tmp_path)
+    families.build(architecture).save_pretrained("dense")
+    character_tokenizer().save_pretrained("dense")
+    calibration = ["--calibration", text_file, *WINDOWS]
+    result = flashsparse("prune", "dense", "pruned", "--pattern", "2:4", *calibration)
+    assert result.exit_code == 0, result.stderr
+    assert "experts.gate_proj" in result.stdout and "--method least-squares" in result.stdout
+    result = flashsparse(
+        "recover", "pruned", "dense", "out", "--method", "least-squares", *calibration, "--json"
+    )
+    assert result.exit_code == 0, result.stderr
+    fits = {fit["name"]: fit for fit in json.loads(result.stdout)["fits"]}
+    own = [fit for name, fit in fits.items() if ".experts." in name]
+    assert len(own) == 24 and any(fit["after"] < 0.9 * fit["before"] for fit in own)
+    before, after = load_all(tmp_path / "pruned"), load_all(tmp_path / "out")
+    assert before.keys() == after.keys()
+    assert all(after[name][tensor == 0].eq(0).all() for name, tensor in before.items())
+    result = flashsparse("convert", "out", "packed", "--format", "2:4")
+    assert result.exit_code == 0, result.stderr
+    result = flashsparse("inspect", "packed", "--json")
+    kinds = [x["kind"] for x in json.loads(result.stdout)["layers"] if x["scheme"]]
+    assert kinds.count("experts.down_proj") == 8, result.stdout

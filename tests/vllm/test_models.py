@@ -504,7 +504,10 @@ def test_lora_works_on_sparse_layers(results, expected):
             "codes without zeros",
             ["layer 'model.layers.0.", "nm_vector(2:4, int4 by 32)", "with vLLM alone"],
         ),
-        ("biased while loading", ["0.mlp.experts' have biases", "`flashsparse convert` packs them"]),
+        (
+            "biased while loading",
+            ["0.mlp.experts' have biases", "`flashsparse convert` packs them"],
+        ),
         ("bitmask hostile", ["layers.1.mlp.up_proj.weight", "its bitmask keeps", "fetch it again"]),
     ],
 )

@@ -70,7 +70,7 @@ def notes_on(
         yield f"Some layers cannot be {done} and stay as they are: {'; '.join(reasons)}."
 
 
-def notes_on_pruning(stored: StoredModel, pruned: Set[str] = frozenset()) -> Iterator[str]:
+def notes_on_pruning(stored: StoredModel, pruned: Set[str]) -> Iterator[str]:
     """Yields what of a model stays as it is where it is pruned, because of what it is.
 
     Args:
