@@ -290,4 +290,4 @@ def test_a_mixture_is_pruned_recovered_and_packed(architecture, text_file, tmp_p
     assert result.exit_code == 0, result.stderr
     result = flashsparse("inspect", "packed", "--json")
     kinds = [x["kind"] for x in json.loads(result.stdout)["layers"] if x["scheme"]]
-    assert kinds.count("experts.down_proj") == 8, result.stdout
+    assert sum(kind.startswith("experts.") for kind in kinds) == 24
