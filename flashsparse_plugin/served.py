@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Shape = tuple[int, int]  # (out_features, in_features)
 
@@ -122,8 +122,40 @@ SERVED = (
 )
 """The most used first."""
 
+
+@dataclass(frozen=True)
+class Mixture(Served):
+    """A decoder whose feed-forward layers are experts, all of them; `inner` is that of an expert.
+
+    Attributes:
+        experts: In each layer.
+        active: Of them for a token.
+    """
+
+    experts: int = field(kw_only=True)
+    active: int = field(kw_only=True)
+
+    @property
+    def model_shapes(self) -> ModelShapes:
+        attention, expert = self.shapes[:2], self.shapes[2:]
+        whole = super().model_shapes
+        matrices = dict.fromkeys(expert, self.layers)
+        layers = dict.fromkeys(attention, self.layers)
+        own = Experts(self.experts, self.active, matrices)
+        return ModelShapes(layers, whole.head, whole.others, (own,))
+
+
+MIXTURES = (
+    Mixture(("Qwen3-30B-A3B",), 48, 2048, 4096, 5120, 768, 151936, experts=128, active=8),
+    Mixture(("gpt-oss-20b",), 24, 2880, 4096, 5120, 2880, 201088, experts=32, active=4),
+    Mixture(("gpt-oss-120b",), 36, 2880, 4096, 5120, 2880, 201088, experts=128, active=4),
+    Mixture(("Mixtral-8x7B",), 32, 4096, 4096, 6144, 14336, 32000, experts=8, active=2),
+    Mixture(("Qwen3-235B-A22B",), 94, 4096, 8192, 9216, 1536, 151936, experts=128, active=8),
+)
+"""Mixtures, the most used first."""
+
 # What may follow the name: it does not change the shapes.
-_REST = re.compile(r"(-(instruct|it|pt|base|chat|hf|fp8|2of4|12b|v\d[\d.]*|\d{4}))*")
+_REST = re.compile(r"(-(instruct|thinking|it|pt|base|chat|hf|fp8|2of4|12b|v\d[\d.]*|\d{4}))*")
 
 
 def served(name: str) -> Served | None:
@@ -137,7 +169,7 @@ def served(name: str) -> Served | None:
     """
     short = name.rpartition("/")[2].partition("@")[0].lower()
     short = short.removeprefix("meta-").removeprefix("sparse-")
-    for each in SERVED:
+    for each in (*SERVED, *MIXTURES):
         for known in map(str.lower, each.names):
             if short.startswith(known) and _REST.fullmatch(short, len(known)):
                 return each
@@ -146,4 +178,4 @@ def served(name: str) -> Served | None:
 
 def served_names() -> str:
     """The first name of each model, for messages."""
-    return ", ".join(each.names[0] for each in SERVED)
+    return ", ".join(each.names[0] for each in (*SERVED, *MIXTURES))

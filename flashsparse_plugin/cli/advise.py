@@ -254,7 +254,7 @@ def _only_if(choice: Choice) -> str:
 
 
 def _about_experts(shapes: ModelShapes, batches: Mapping[int, str], dense: Choice) -> Text:
-    """What it means for the whole model that experts stay dense in our lines."""
+    """Which lines have packed experts, and how much of the whole model experts are."""
     of_all = dense.experts.bits / 8 * shapes.expert_parameters / _nbytes(dense, shapes)[1]
     read, took = [], []
     for n in batches:
@@ -262,13 +262,13 @@ def _about_experts(shapes: ModelShapes, batches: Mapping[int, str], dense: Choic
         read.append(f"{each.read(n):.0f}")
         took.append(f"{dense.experts_total(shapes, n) / dense.total(shapes, n):.0%}")
     sets = ", ".join(f"{each.active} of {each.count}" for each in shapes.experts)
-    text = Text("Experts stay dense on a GPU: ", style="yellow")
+    text = Text("Experts ", style="yellow")
     text.append(
-        f"FlashSparse does not multiply them there yet, so that its lines have them in 16 bits, "
-        f"and those of others in their own. They are {of_all:.0%} of this model's weights. A token "
-        f"goes to {sets} of them in a layer; {', '.join(map(str, batches))} tokens read "
-        f"{', '.join(read)} if all are equally likely, which takes {', '.join(took)} of the dense "
-        "model's time here.",
+        f"are {of_all:.0%} of this model's weights. 2:4 has a grouped kernel for them, of which "
+        "the whole layer is counted; other lines of ours have them dense in 16 bits, and those of "
+        f"others in their own, their products alone. A token goes to {sets} of them in a layer; "
+        f"{', '.join(map(str, batches))} tokens read {', '.join(read)} if all are equally likely, "
+        f"which takes {', '.join(took)} of the dense model's time here.",
         style="",
     )
     return text

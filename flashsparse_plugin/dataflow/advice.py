@@ -15,6 +15,7 @@ from ..known_quality import DENSE, Quality, quality
 from ..served import ModelShapes
 from . import rivals
 from .expected import DENSITIES, ESTIMATED, exact_schemes, sample, unstructured_schemes
+from .experts import ExpertTimes, experts_of
 from .model import Weight, best_seconds
 
 Shape = tuple[int, int]
@@ -41,7 +42,8 @@ class Choice:
         is_checked: Whether its estimates were compared with measurements of ours.
         rule: Its zeros, as `known_quality` has them.
         type: Of its values, likewise.
-        experts: What multiplies the experts of a mixture beside it. Ours leaves them dense.
+        experts: What multiplies the experts of a mixture beside it: of ours a grouped kernel where
+            the format has one, else vLLM's for dense ones.
     """
 
     gpu: Gpu
@@ -54,7 +56,7 @@ class Choice:
     is_checked: bool = True
     rule: str = DENSE
     type: str = "16 bits"
-    experts: rivals.ExpertKernel = rivals.EXPERTS_16
+    experts: ExpertTimes = rivals.EXPERTS_16
 
     @property
     def is_trained_only(self) -> bool:
@@ -177,7 +179,10 @@ def sparse_choice(
     if anywhere:
         rule = f"{100 * needed:.4g}%" if needed else DENSE
     of_values = options.get("values", "16 bits")
-    return Choice(gpu, title, "ours", values, needed, bits, seconds, checked, rule, of_values)
+    return Choice(
+        *(gpu, title, "ours", values, needed, bits, seconds, checked, rule, of_values),
+        experts_of(scheme, bits),
+    )
 
 
 def wins_from(

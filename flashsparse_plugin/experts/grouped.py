@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..gpu import find_gpu, unpacked_seconds
+from ..gpu import Gpu, find_gpu, unpacked_seconds
 from ..ops import STATUS
 from ..packed import Routed, Scheme
 from .activations import gated
@@ -216,8 +216,20 @@ def unpacking_is_faster(
         experts: How many there are, and how many of them a token has.
         device: Name and compute capability of the GPU.
     """
+    kernel, unpacked = layer_seconds(scheme, shape, nbytes, tokens, experts, find_gpu(*device))
+    return unpacked < kernel
+
+
+def layer_seconds(
+    scheme: Scheme,
+    shape: tuple[int, int],
+    nbytes: tuple[int, int],
+    tokens: int,
+    experts: tuple[int, int],
+    gpu: Gpu,
+) -> tuple[float, float]:
+    """Estimated time of a layer by the grouped kernel, and unpacked; see `unpacking_is_faster`."""
     (count, k), (hidden, inner) = experts, shape
-    gpu = find_gpu(*device)
     kernel = scheme.format.experts_seconds(scheme, (inner, hidden), nbytes, tokens, experts, gpu)
     each, (share, reading) = -(-tokens * k // count), scheme.format.unpacking
     unpacked = sum(
@@ -226,4 +238,4 @@ def unpacking_is_faster(
             ((count * 2 * inner, hidden), (count * hidden, inner)), nbytes, strict=True
         )
     )
-    return GROUPING * unpacked < kernel
+    return kernel, GROUPING * unpacked

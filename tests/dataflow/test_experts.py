@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts of a mixture: how many a batch reads, and what the kernels of others take."""
+"""Experts of a mixture: how many a batch reads, and what kernels take, ours and those of others."""
+
+import csv
+from pathlib import Path
 
 import pytest
 
 from flashsparse_plugin.dataflow import rivals
+from flashsparse_plugin.dataflow.advice import sparse_choice
+from flashsparse_plugin.dataflow.experts import PackedExperts
 from flashsparse_plugin.gpu import GPUS
 from flashsparse_plugin.served import Experts
 
@@ -32,3 +37,44 @@ def test_estimates_of_experts_are_near_what_was_measured(experts, times):
     for tokens, measured in times.items():
         found = [1e6 * kernel.seconds(experts, tokens, GPUS[0]) / layers for kernel in kernels]
         assert found == pytest.approx(measured, rel=0.12), tokens
+
+
+LAYERS = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200/experts_layer.csv"
+PATTERN = {"n": 2, "m": 4}
+KINDS = {
+    "2:4": {},
+    "2:4, int8": {"values": "int8"},
+    "2:4, int4 by 128": {"values": "int4", "group": 128},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_estimates_of_packed_experts_are_near_what_was_measured(kind):
+    """Layers of the grouped kernel, as an H200 ran them."""
+    choice = sparse_choice(GPUS[0], "nm_vector", PATTERN | KINDS[kind], 16, 0.5)
+    assert isinstance(choice.experts, PackedExperts) and choice.experts.takes(QWEN3_30B)
+    with LAYERS.open() as file:
+        rows = [row for row in csv.DictReader(x for x in file if x[0] != "#")]
+    measured = {
+        (row["model"], int(row["tokens"])): float(row["layer_us"])
+        for row in rows
+        if row["kind"] == kind
+    }
+    for experts, model, most in ((QWEN3_30B, "Qwen3-30B-A3B", 256), (MIXTRAL, "Mixtral-8x7B", 8)):
+        layers = max(experts.matrices.values())
+        for tokens in (1, 4, 8, 16, 64, 256):
+            if tokens <= most:
+                found = 1e6 * choice.experts.seconds(experts, tokens, GPUS[0]) / layers
+                assert found == pytest.approx(measured[model, tokens], rel=0.15), (model, tokens)
+
+
+def test_experts_that_no_grouped_kernel_takes_are_dense():
+    for format, options in (("tiled_bitmap", {}), ("nm_vector", {"n": 8, "m": 32})):
+        choice = sparse_choice(GPUS[0], format, options, 16, 0.5)
+        assert choice.experts is rivals.EXPERTS_16
+    choice = sparse_choice(GPUS[0], "nm_vector", PATTERN, 16, 0.5)
+    many = Experts(4096, 8, QWEN3_30B.matrices)
+    ungated = Experts(128, 8, {(768, 2048): 48, (2048, 768): 48})
+    for experts in (many, ungated):
+        dense = rivals.EXPERTS_16.seconds(experts, 8, GPUS[0])
+        assert choice.experts.seconds(experts, 8, GPUS[0]) == dense
