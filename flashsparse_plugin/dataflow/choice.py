@@ -21,7 +21,10 @@ from ..formats.values.dtypes import packable_dtype
 from ..gpu import Gpu
 from ..names import DENSE
 from ..packed import FormatError, Scheme
-from .expected import Speed, Target, pays_from, typical_weight
+from ..served import Experts
+from .expected import ESTIMATED, Speed, Target, pays_from, typical_weight
+from .experts import PackedExperts, experts_of
+from .rivals import EXPERTS_16
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,51 @@ def choose(pattern: Pattern, dtype: torch.dtype, target: Target) -> Choice:
     if best.speed is not None and best.speed.pays:
         return Choice(best.scheme, told)
     return Choice(None, f"{zeros} {_enough(pattern.shape, target)}: {best.scheme.title} {told}")
+
+
+def choose_experts(
+    patterns: Sequence[Pattern], experts: Experts, dtype: torch.dtype, target: Target
+) -> Choice:
+    """Decides for the experts of a layer, which are packed alike.
+
+    On a GPU only a format that multiplies them by a grouped kernel is of use.
+
+    Args:
+        patterns: What each projection of an expert is like.
+        experts: Of the layer.
+        dtype: Dtype of the weights.
+        target: The device and the batch.
+    """
+    first, *others = patterns
+    shared = {
+        name: options
+        for name, options in first.options.items()
+        if all(each.options.get(name) == options for each in others)
+    }
+    found: list[tuple[float, int, Scheme]] = []  # with bytes on disk, for ties
+    for name, options in shared.items():
+        scheme = get_format(name).scheme(packable_dtype(get_format(name), dtype), options)
+        runtime = scheme.format.runtime(scheme, target.device)
+        held = [typical_weight(each.shape, runtime, each.density) for each in patterns]
+        bits = 8 * sum(x.nbytes for x in held) / sum(math.prod(x.shape) for x in patterns)
+        stored = sum(typical_weight(x.shape, scheme, x.density).nbytes for x in patterns)
+        if target.gpu is None:
+            found.append((8 * scheme.dtype.itemsize / bits, -stored, scheme))
+            continue
+        ours = experts_of(runtime, bits)
+        if isinstance(ours, PackedExperts) and ours.takes(experts):
+            dense = EXPERTS_16.seconds(experts, target.batch, target.gpu)
+            ratio = dense / ours.seconds(experts, target.batch, target.gpu)
+            found.append((ratio, -stored, scheme))
+    if not found:
+        return Choice(None, "experts: no format that multiplies them holds their zeros")
+    ratio, _, scheme = max(found, key=lambda each: each[:2])
+    if target.gpu is None:
+        told, pays = f"{1 / ratio:.0%} of the dense bytes on a CPU", ratio > 1
+    else:
+        told = f"{ratio:.2f}x dense at batch {target.batch} by its cost model"
+        pays = ratio >= ESTIMATED
+    return Choice(scheme, told) if pays else Choice(None, f"experts: {scheme.title} {told}")
 
 
 def weigh(scheme: Scheme, pattern: Pattern, target: Target) -> Choice:

@@ -5,9 +5,12 @@ import csv
 from pathlib import Path
 
 import pytest
+import torch
 
 from flashsparse_plugin.dataflow import rivals
 from flashsparse_plugin.dataflow.advice import sparse_choice
+from flashsparse_plugin.dataflow.choice import Pattern, choose_experts
+from flashsparse_plugin.dataflow.expected import Target
 from flashsparse_plugin.dataflow.experts import PackedExperts
 from flashsparse_plugin.gpu import GPUS
 from flashsparse_plugin.served import Experts
@@ -78,3 +81,25 @@ def test_experts_that_no_grouped_kernel_takes_are_dense():
     for experts in (many, ungated):
         dense = rivals.EXPERTS_16.seconds(experts, 8, GPUS[0])
         assert choice.experts.seconds(experts, 8, GPUS[0]) == dense
+
+
+SHAPES = ((768, 2048), (768, 2048), (2048, 768))
+ANY, TWO_OF_FOUR = {"tiled_bitmap": {}}, {"tiled_bitmap": {}, "nm_vector": {"n": 2, "m": 4}}
+
+
+@pytest.mark.parametrize(
+    ("device", "batch", "options", "title", "why"),
+    [
+        ("H200", 8, TWO_OF_FOUR, "nm_vector(2:4)", "x dense at batch 8 by its cost model"),
+        ("H100", 64, TWO_OF_FOUR, "nm_vector(2:4)", "x dense at batch 64"),
+        ("H200", 4096, TWO_OF_FOUR, "dense", "nm_vector(2:4) 0."),
+        ("H200", 8, ANY, "dense", "no format that multiplies them"),
+        ("cpu", 8, ANY, "tiled_bitmap", "% of the dense bytes on a CPU"),
+    ],
+)
+def test_auto_asks_the_planner_for_experts(device, batch, options, title, why):
+    patterns = [Pattern(shape, 0.5, options) for shape in SHAPES]
+    one_layer = Experts(128, 8, dict.fromkeys(QWEN3_30B.matrices, 1))
+    target = Target.named(device, batch)
+    choice = choose_experts(patterns, one_layer, torch.bfloat16, target)
+    assert choice.title == title and why in choice.why, choice

@@ -277,6 +277,34 @@ def test_experts_in_one_tensor_are_packed_while_they_load(together):
     assert torch.equal(logits(model.dequantize()), logits(load(path)))
 
 
+def test_auto_chooses_for_experts(together, tmp_path):
+    """All of a layer together; where one lacks the others' zeros none is packed."""
+    path, names = together
+    report = convert_checkpoint(path, tmp_path / "out", format="auto", device="cpu")
+    experts = [x for x in report.layers if x.kind.startswith("experts.")]
+    assert {x.scheme for x in experts} == {"nm_vector(2:4)"}
+    assert any("experts.gate_proj, experts.up_proj, experts" in each for each in report.choices)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    wanted = logits(load(path))
+    assert len([*sparse_experts(model)]) == 2
+    assert (logits(model) - wanted).norm() < 2e-6 * wanted.norm()
+    shutil.copytree(path, tmp_path / "dense")
+
+    def fill(tensors):
+        for name in names:
+            if ".1." in name:
+                tensors[name][-1] = torch.ones_like(tensors[name][-1])
+
+    edit_weights(tmp_path / "dense", fill)
+    report = convert_checkpoint(tmp_path / "dense", tmp_path / "some", format="auto", device="cpu")
+    own = [x for x in report.layers if x.kind.startswith("experts.")]
+    told = {x.name.split(".")[2]: x.reason or x.scheme for x in own}
+    assert told == {
+        "0": "nm_vector(2:4)",
+        "1": "experts: some have not the zeros of nm_vector(2:4)",
+    }
+
+
 def test_experts_that_are_packed_and_in_one_tensor_are_refused(together, tmp_path):
     path, names = together
     convert_checkpoint(path, tmp_path / "packed", format="2:4")

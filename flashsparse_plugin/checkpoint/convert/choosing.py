@@ -6,16 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...config import LayerConfig
-from ...dataflow.choice import Choice, Pattern, choose, lines
+from torch import Tensor
+
+from ...dataflow.choice import Choice, Pattern, choose, choose_experts, lines
 from ...dataflow.expected import BATCH, HERE, Target
 from ...formats import get_format
 from ...formats.values.dtypes import packable_dtype
-from ...names import AUTO, DEFAULT_FORMAT, DENSE
+from ...names import AUTO, DEFAULT_FORMAT
+from ...packed import Scheme
+from ...served import Experts
 from ..read.directory import ModelDirectory
-from ..read.linears import StoredModel
-from ..read.shapes import merged_names
-from .decision import EXPERTS, reason_not_to_pack
+from ..read.linears import Linear, StoredModel
+from ..read.shapes import experts_of_a_token, merged_names
+from .decision import reason_not_to_pack
 from .packer import FLOATS
 from .settings import Settings
 
@@ -86,10 +89,53 @@ def settle(
         dtype = packable_dtype(format, settings.dtype, open_layers[names[0]][1].dtype)
         choice = choose(Pattern.joined([patterns[name] for name in names]), dtype, target)
         chosen |= dict.fromkeys(names, choice)
-    settled = config.settled({name: (x.scheme, x.why) for name, x in chosen.items()})
-    for linear in stored.linears:
-        if linear.expert is not None and config.named(*linear.names) is None:
-            settled.layers[linear.expert.module] = LayerConfig(format=DENSE, reason=EXPERTS)
+    experts = _choose_experts(settings, directory, stored, target)
+    modules = {name: choice for name, (choice, _) in experts.items()}
+    together = {**chosen, **modules}
+    settled = config.settled({name: (x.scheme, x.why) for name, x in together.items()})
     # Whether packing a layer is worth it is decided: a part of a merged layer goes with the rest.
     made = replace(settings, config=settled, pack_all=True, is_settled=True)
-    return made, lines((open_layers[name][0].kind, choice) for name, choice in chosen.items())
+    told = [(open_layers[name][0].kind, choice) for name, choice in chosen.items()]
+    told += [(kind, choice) for choice, kinds in experts.values() for kind in kinds]
+    return made, lines(told)
+
+
+def _holds(scheme: Scheme, weight: Tensor) -> bool:
+    """Whether a scheme is what its format would choose for a weight."""
+    options = scheme.format.options_for(weight)
+    return options is not None and scheme.format.scheme(scheme.dtype, options) == scheme
+
+
+def _choose_experts(
+    settings: Settings, directory: ModelDirectory, stored: StoredModel, target: Target
+) -> dict[str, tuple[Choice, list[str]]]:
+    """By module of experts whose format is open, what becomes of them, and the kind of each.
+
+    The first expert says what their zeros are like; those of a layer that are chosen for are all
+    looked at, since they are packed together.
+    """
+    found: dict[str, tuple[Choice, list[str]]] = {}
+    modules: dict[str, list[Linear]] = {}
+    for linear in stored.linears:
+        if linear.expert is not None and settings.config.named(*linear.names) is None:
+            modules.setdefault(linear.expert.module, []).append(linear)
+    active = experts_of_a_token(stored.model.config)
+    format = get_format(DEFAULT_FORMAT)
+    for module, linears in modules.items():
+        infos = [directory.tensors[f"{each.stored}.weight"] for each in linears]
+        reasons = (reason_not_to_pack(each, settings.config) for each in linears)
+        if (reason := next(filter(None, reasons), None)) or infos[0].dtype not in FLOATS:
+            found[module] = Choice(None, reason or "of a dtype that is not packed"), []
+            continue
+        stacks = [x for x in stored.checkpoint.stacks.values() if x.module == module]
+        count = stacks[0].experts
+        shapes = {(len(x.projections) * x.shape[0], x.shape[1]): 1 for x in stacks}
+        experts = Experts(count, min(active or count, count), shapes)
+        first = [info.read() for info in infos[: len(linears) // count]]
+        dtype = packable_dtype(format, settings.dtype, infos[0].dtype)
+        choice = choose_experts([Pattern.of(each) for each in first], experts, dtype, target)
+        scheme = choice.scheme
+        if scheme is not None and not all(_holds(scheme, info.read()) for info in infos):
+            choice = Choice(None, f"experts: some have not the zeros of {choice.title}")
+        found[module] = choice, [each.kind for each in linears]
+    return found

@@ -13,7 +13,6 @@ from ..read.linears import Linear
 from ..write.report import human
 
 IGNORED = "ignored by name"
-EXPERTS = "experts, which auto does not choose for"
 # Offsets and padding come to less. Where values and their places take what the dense weight does
 # (Tiled-CSL at 50% zeros), the packed one is as large on disk, and smaller in a CPU's memory.
 NEGLIGIBLE = 0.01

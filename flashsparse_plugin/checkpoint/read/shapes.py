@@ -92,13 +92,13 @@ def _experts(model: nn.Module, alone: Collection[str]) -> tuple[Experts, ...]:
     made: dict[int, dict[Shape, int]] = {}
     for (count, shape), layers in found.items():
         made.setdefault(count, {})[shape] = layers
-    active = _active(model.config)
+    active = experts_of_a_token(model.config)
     return tuple(
         Experts(count, min(active or count, count), matrices) for count, matrices in made.items()
     )
 
 
-def _active(config: Any) -> int:
+def experts_of_a_token(config: Any) -> int:
     """How many experts a token is sent to, by the configuration; 0: it does not say."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for part in (text, getattr(text, "ffn_config", None)):
