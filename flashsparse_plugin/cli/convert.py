@@ -14,7 +14,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from flashsparse_plugin.names import AUTO, DEFAULT_FORMAT
+from flashsparse_plugin.names import AUTO, DEFAULT_FORMAT, DENSE
 
 from .console import err, out, print_json, size, table, usage
 from .devices import batch_option, for_option
@@ -32,6 +32,10 @@ from .options import Destination, Ignore, Overwrite, Push, ReportAsJson
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint import ConversionReport
     from flashsparse_plugin.packed import Format, Scheme
+
+# Recipes name layers, and no experts.
+_EXPERTS = r"re:.*\.experts\.\d+\.\w+"
+_NOT_FITTED = {"format": DENSE, "reason": "experts, which recipes do not name"}
 
 
 def convert(
@@ -128,7 +132,7 @@ def convert(
     if recipe is not None:
         if format is not None or options:
             raise usage("the recipe names the formats: leave --format and --option out", "--recipe")
-        layers, pack_all = Recipe.read(recipe).formats, True
+        layers, pack_all = {**Recipe.read(recipe).formats, _EXPERTS: _NOT_FITTED}, True
     opened = ModelDirectory(directory)
     try:
         target, wanted = target_of(opened, format, options)

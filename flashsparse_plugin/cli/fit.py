@@ -79,6 +79,7 @@ def fit(
         from flashsparse_plugin.checkpoint.foreign.packing import half_dtype
         from flashsparse_plugin.checkpoint.read.linears import StoredModel
         from flashsparse_plugin.dataflow.expected import Target
+        from flashsparse_plugin.expert_layout import experts_of
         from flashsparse_plugin.fitting import (
             CHOICES,
             Recipe,
@@ -122,10 +123,24 @@ def fit(
     made = Recipe.of(model_name(source), method, chosen, shapes)
     made.write(recipe)
     speed = None if target is None else estimated_speed(chosen, shapes, target)
+    experts = sum(each.numel() for each in experts_of(loaded).values())
+    fitted = sum(rows * columns for rows, columns in shapes.values())
+    whole = (made.bits * fitted + 8 * stored.itemsize * experts) / (fitted + experts)
     if as_json:
-        print_json(made.model_dump() | {"recipe": str(recipe), "speed": speed})
+        own = {"recipe": str(recipe), "speed": speed, "bits_with_experts": round(whole, 3)}
+        print_json(made.model_dump() | own)
         return
     _show(made, chosen, shapes)
+    if experts:
+        out.print(
+            Text.assemble(
+                ("Note: ", "yellow"),
+                f"experts are {experts / (fitted + experts):.0%} of the weights, and are not "
+                f"fitted: they stay in 16 bits, and all together have {whole:.2f}. `flashsparse "
+                "prune` and `convert` know experts.",
+            )
+        )
+        out.print()
     if speed is not None:
         told = f"On an {device} with {batch} tokens: {speed:.2f}x dense in 16 bits, estimated for "
         out.print(Text(f"{told}what runs there today."), soft_wrap=True)

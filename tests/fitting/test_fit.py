@@ -4,8 +4,10 @@
 import copy
 import json
 
+import families
 import pytest
 import torch
+from checkpoints import load_all
 from safetensors.torch import load_file
 from tiny_causal_lms import VOCAB, character_tokenizer
 from torch import nn
@@ -208,6 +210,26 @@ def test_fit_prune_and_convert(tmp_path, model):
     assert 8 * held / whole == pytest.approx(found.bits, rel=0.02)
     loaded = fs_model(packed)
     assert torch.isfinite(loaded(input_ids=TOKENS).logits).all()
+
+
+def test_experts_are_not_fitted_and_fit_says_so(tmp_path):
+    source, text, recipe = tmp_path / "model", tmp_path / "text.txt", tmp_path / "recipe.json"
+    families.build("GptOssForCausalLM").save_pretrained(source)
+    character_tokenizer().save_pretrained(source)
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    how = ("--bits", 6, "--calibration", text, "--samples", 4, "--length", 32)
+    made = run("fit", source, recipe, *how)
+    assert made.exit_code == 0, made.output
+    assert "experts are 75% of the weights, and are not fitted" in said(made)
+    made = run("convert", source, tmp_path / "packed", "--recipe", recipe)
+    assert made.exit_code == 0, made.output
+    layers = inspect_checkpoint(tmp_path / "packed").layers
+    experts = [each for each in layers if each.kind.startswith("experts.")]
+    assert len(experts) == 24 and not any(each.format for each in experts)
+    assert [each.name for each in layers if each.format]
+    before, after = load_file(source / "model.safetensors"), load_all(tmp_path / "packed")
+    own = [name for name in before if "experts" in name]
+    assert own and all(torch.equal(before[name], after[name]) for name in own)
 
 
 def fs_model(path):
