@@ -22,8 +22,11 @@ from flashsparse_plugin.checkpoint.files.checksums import verify
 from flashsparse_plugin.checkpoint.files.explanations import about_experts
 from flashsparse_plugin.checkpoint.files.headers import TensorInfo
 from flashsparse_plugin.checkpoint.read.experts import Stack
+from flashsparse_plugin.checkpoint.read.shapes import experts_of_a_token
 from flashsparse_plugin.checkpoint.read.stored import Checkpoint
 from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.dataflow.choice import Choice, Pattern, choose_experts
+from flashsparse_plugin.dataflow.expected import Target
 from flashsparse_plugin.experts import ExpertStack, PackedStack, why_dense
 from flashsparse_plugin.experts.layer import (
     activation_of,
@@ -36,6 +39,7 @@ from flashsparse_plugin.matching import matches
 from flashsparse_plugin.messages import one_line
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 from flashsparse_plugin.pruning import prune_for
+from flashsparse_plugin.served import Experts
 
 from .layers import is_offloaded
 
@@ -147,12 +151,14 @@ class PackingExperts:
         targets: By the parameter of the model, what it is made of and how to pack it.
         waiting: By module, what is packed until its other projections are.
         dense: By module, why its experts stay dense.
+        chosen: By module whose format is open, what was chosen by the first of its parameters.
     """
 
     config: FlashSparseConfig
     targets: dict[str, tuple[Stack, Scheme]] = field(default_factory=dict)
     waiting: dict[str, dict[str, PackedStack]] = field(default_factory=dict)
     dense: dict[str, str] = field(default_factory=dict)
+    chosen: dict[str, Choice] = field(default_factory=dict)
 
     def choose(
         self,
@@ -174,7 +180,7 @@ class PackingExperts:
         for stack in stacks:
             named = config.named(stack.parameter, stack.module)
             first = stack.name_of(0, stack.projections[0])
-            if named is None and (config.is_open or matches(first, config.ignore)):
+            if named is None and matches(first, config.ignore):
                 continue
             if (scheme := config.scheme_of(stack.parameter, stack.module)) is None:
                 continue
@@ -183,8 +189,29 @@ class PackingExperts:
             device = get_device(dict(device_map), stack.parameter) if device_map else "cpu"
             module = model.get_submodule(stack.module)
             why = _why_dense(module, schemes, stack, torch.device(_plain(device)), dtype)
-            if not _stay_dense(config, why, device, told):
+            if self._is_open(stack) or not _stay_dense(config, why, device, told):
                 self.targets[stack.parameter] = (stack, scheme)
+
+    def _is_open(self, stack: Stack) -> bool:
+        """Whether the format of an expert is chosen by its weights."""
+        return self.config.is_open and self.config.named(stack.parameter, stack.module) is None
+
+    def _choose_format(self, model: PreTrainedModel, stack: Stack, weight: Tensor) -> None:
+        """Chooses for all experts of a module, by the first expert of one parameter."""
+        own = [each for each, _ in self.targets.values() if each.module == stack.module]
+        shapes = {(len(x.projections) * x.shape[0], x.shape[1]): 1 for x in own}
+        active = experts_of_a_token(model.config) or stack.experts
+        experts = Experts(stack.experts, min(active, stack.experts), shapes)
+        first = stack.layout.matrices(weight[:1], len(stack.projections))[0]
+        target = Target.of(weight.device, weight.dtype, self.config.batch)
+        patterns = [Pattern.of(each.contiguous()) for each in first]
+        choice = choose_experts(patterns, experts, weight.dtype, target)
+        self.chosen[stack.module] = choice
+        if choice.scheme is None:
+            self.dense[stack.module] = choice.why
+        else:
+            for each in own:
+                self.targets[each.parameter] = (each, choice.scheme)
 
     def pack(
         self, model: PreTrainedModel, name: str, weight: Tensor, dtype: torch.dtype | None
@@ -194,13 +221,18 @@ class PackingExperts:
         Returns:
             The tensors that transformers has to place: those of experts that stay dense.
         """
-        stack, scheme = self.targets[name]
+        stack, _ = self.targets[name]
+        if self._is_open(stack) and stack.module not in self.chosen:
+            self._choose_format(model, stack, weight)
+        _, scheme = self.targets[name]
         module = model.get_submodule(stack.module)
         if stack.module not in self.dense:
             try:
                 packed = self._packed(stack, scheme, weight)
             except _StayDenseError as error:
                 self.dense[stack.module] = str(error)
+                if stack.module in self.chosen:
+                    self.chosen[stack.module] = Choice(None, f"experts: {error}")
         if stack.module in self.dense:
             loaded = {name: weight.to(dtype or weight.dtype)}
             for own, other in self.waiting.pop(stack.module, {}).items():
@@ -248,7 +280,7 @@ class PackingExperts:
         try:
             packed = scheme.format.pack(weight, scheme)
         except FormatError as error:
-            if number == 0:
+            if number == 0 or self._is_open(stack):
                 raise _StayDenseError(f"without the zeros of {scheme.title}") from None
             raise FormatError(f"expert {name!r} {list(weight.shape)}: {error}") from None
         if number == 0 and packed.nbytes > 1.01 * packed.dense_nbytes:

@@ -358,7 +358,7 @@ class FlashSparseQuantizer(HfQuantizer):
 
     def _settle(self, model: PreTrainedModel) -> None:
         """Has the configuration name the formats that were chosen, and tells why."""
-        chosen = self.conversion.chosen
+        chosen = {**self.conversion.chosen, **self.conversion.experts.chosen}
         config = self.quantization_config.settled({n: (x.scheme, x.why) for n, x in chosen.items()})
         self.quantization_config = self.conversion.config = config
         model.config.quantization_config = config
