@@ -123,6 +123,7 @@ def _choose_experts(
     format = get_format(DEFAULT_FORMAT)
     for module, linears in modules.items():
         infos = [directory.tensors[f"{each.stored}.weight"] for each in linears]
+        pairs = zip(linears, infos, strict=True)
         reasons = (reason_not_to_pack(each, settings.config) for each in linears)
         if (reason := next(filter(None, reasons), None)) or infos[0].dtype not in FLOATS:
             found[module] = Choice(None, reason or "of a dtype that is not packed"), []
@@ -131,7 +132,7 @@ def _choose_experts(
         count = stacks[0].experts
         shapes = {(len(x.projections) * x.shape[0], x.shape[1]): 1 for x in stacks}
         experts = Experts(count, min(active or count, count), shapes)
-        first = [info.read() for info in infos[: len(linears) // count]]
+        first = [info.read() for x, info in pairs if x.expert and x.expert.number == 0]
         dtype = packable_dtype(format, settings.dtype, infos[0].dtype)
         choice = choose_experts([Pattern.of(each) for each in first], experts, dtype, target)
         scheme = choice.scheme

@@ -63,10 +63,10 @@ class Packer:
                 assert scheme is not None  # a layer that is configured as dense has a reason
                 self.schemes[linear.name] = scheme
         self._judge_experts()
-        self._together: dict[str, list[ExpertInfo]] = {}
+        self._held_in: dict[str, list[ExpertInfo]] = {}
         for info in directory.tensors.values():
             if isinstance(info, ExpertInfo):
-                self._together.setdefault(info.source.name, []).append(info)
+                self._held_in.setdefault(info.source.name, []).append(info)
 
     def _judge_experts(self) -> None:
         """Leaves the experts of a layer dense together, unless all of them are to be packed."""
@@ -112,7 +112,7 @@ class Packer:
 
     def layers_in(self, info: TensorInfo) -> list[LayerReport]:
         """What is known of layers that a tensor holds together, which stay dense."""
-        own = self._together.get(info.name, ())
+        own = self._held_in.get(info.name, ())
         return [layer for each in own if (layer := self.layer(each)) is not None]
 
     def pack(self, info: TensorInfo) -> tuple[PackedWeight | None, LayerReport | None]:
