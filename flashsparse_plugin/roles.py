@@ -78,7 +78,7 @@ def routers(model: nn.Module) -> set[str]:
     with as many rows as there are experts, or with one.
     """
     linears = linear_modules(model)
-    found = {name for name in linears if _is_called_router(model, name)}
+    found = {name for name in linears if is_called_router(model, name)}
     for block, experts, count in _blocks(model):
         for own, child in model.get_submodule(block).named_children():
             inner = list(linear_modules(child))
@@ -109,7 +109,7 @@ def called_head(name: str, ignore: Sequence[str]) -> bool:
     return LM_HEAD in ignore and name.rpartition(".")[2] in _HEADS_BY_NAME
 
 
-def _is_called_router(model: nn.Module, name: str) -> bool:
+def is_called_router(model: nn.Module, name: str) -> bool:
     """Whether a layer, or a module that it is in, is called so by its name or its class."""
     parts = name.split(".")
     inside = [model.get_submodule(".".join(parts[:end])) for end in range(1, len(parts))]

@@ -35,6 +35,7 @@ MORE = {
     | dict(n_group=1, topk_group=1, first_k_dense_replace=1, n_shared_experts=1),
     "Qwen2MoeForCausalLM": {**FAMILIES["Qwen3MoeForCausalLM"], "model_type": "qwen2_moe"},
     "FlexOlmoForCausalLM": {**FAMILIES["OlmoeForCausalLM"], "model_type": "flex_olmo"},
+    "PhimoeForCausalLM": {**FAMILIES["MixtralForCausalLM"], "model_type": "phimoe"},
     "MiniMaxM2ForCausalLM": {**FAMILIES["Qwen3MoeForCausalLM"], "model_type": "minimax_m2"},
 }
 IN_ONE_TENSOR = ("GraniteMoeForCausalLM", "GptOssForCausalLM")

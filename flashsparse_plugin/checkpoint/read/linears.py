@@ -21,7 +21,7 @@ from ...matching import matches
 from ...modules import is_linear, is_transposed, shape_of, why_not_linear
 from ...names import LM_HEAD
 from ...packed import FormatError
-from ...roles import heads, routers
+from ...roles import heads, is_called_router, routers
 from ..files.headers import CheckpointError, TensorInfo
 from .directory import ModelDirectory
 from .experts import Expert, Stack, expert_of, stacks_of
@@ -253,7 +253,7 @@ class StoredModel:
                 shape_of(module),
                 same[0] if same and not shared else None,
                 name in answering,
-                name in routing,
+                name in routing or (not is_linear(module) and is_called_router(self.model, name)),
                 is_transposed(module),
                 self._why_dense(name, module, stored),
             )
@@ -363,8 +363,9 @@ class StoredModel:
         return self.checkpoint.missing(self.model)
 
     def unfit(self) -> dict[str, str]:
-        """Names of layers that can be neither pruned nor packed, and why."""
-        return {x.name: x.why_dense for x in self.linears if x.why_dense and not x.tied_to}
+        """Names of layers that can be neither pruned nor packed, and why; without routers."""
+        left = [x for x in self.linears if not x.tied_to and not x.is_router]
+        return {x.name: x.why_dense for x in left if x.why_dense}
 
     def routers(self) -> list[str]:
         """Names of the linear layers that weigh experts; those that are no linear layers apart."""
