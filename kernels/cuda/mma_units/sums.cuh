@@ -47,14 +47,16 @@ class Sums {
   // Loads the scales of a row tile long before they are needed, since they come from memory; what
   // registers have no room for, as far as the L2.
   __device__ __forceinline__ void expect(int set) {
-    if (!scaled || column_warp_ > 0) return;
-    FS_UNROLL
-    for (int i = 0; i < 2 * kRowUnits; ++i) {
-      const int row = row_unit(set) * kUnitRows + i * 8 + threadIdx.x % 32 / 4;
-      const bool inside = row < a_.rows;
-      if (kHoldsScales) scales_[i] = inside ? a_.scales[row] : 0.0f;
-      if (!kHoldsScales && inside) prefetch(a_.scales + row);
-      if (a_.bias && inside) prefetch(a_.bias + row);
+    if constexpr (scaled) {
+      if (column_warp_ > 0) return;
+      FS_UNROLL
+      for (int i = 0; i < 2 * kRowUnits; ++i) {
+        const int row = row_unit(set) * kUnitRows + i * 8 + threadIdx.x % 32 / 4;
+        const bool inside = row < a_.rows;
+        if (kHoldsScales) scales_[i] = inside ? a_.scales[row] : 0.0f;
+        if (!kHoldsScales && inside) prefetch(a_.scales + row);
+        if (a_.bias && inside) prefetch(a_.bias + row);
+      }
     }
   }
 
