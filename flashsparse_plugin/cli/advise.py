@@ -83,6 +83,14 @@ def advise(
     what = "Linear layers and experts" if shapes.experts else "Linear layers"
     text = f"{what} on {article} {device.name}, at {zeros:.0%} zeros"
     out.print(Text(text, style="bold"))
+    out.print()
+    for n, title in batches.items():
+        own = [(verdict.values, _sentence(verdict)) for verdict in found[n]]
+        alike = len(own) > 1 and len({sentence.plain for _, sentence in own}) == 1
+        for values, sentence in own[:1] if alike else own:
+            least = "" if alike else f", {_NO_LESS[values]}"
+            out.print(Text(f"{title.capitalize()}{least}: ") + sentence)
+    out.print()
     about = (
         "Tokens a second, and the ratio to dense: estimated. Quality: perplexity / dense after "
         "one-shot pruning → after `recover`, measured on the worse of two small models (15M, "
@@ -102,9 +110,6 @@ def advise(
         out.print(Text("* not compared with any measurement of ours", style="dim"))
         out.print()
     _show_ladders(ladders, batches, choices)
-    for n, title in batches.items():
-        for verdict in found[n]:
-            out.print(_sentence(title, verdict))
     if shapes.experts:
         out.print(_about_experts(shapes, batches, choices[0]))
     _show_rest(shapes, device, max(batches))
@@ -221,10 +226,10 @@ def _short(rate: float) -> str:
 _NO_LESS = {8: "8 bits or more", 4: "4 bits or more"}
 
 
-def _sentence(title: str, verdict: Verdict) -> Text:
+def _sentence(verdict: Verdict) -> Text:
     from flashsparse_plugin.dataflow.advice import MARGIN
 
-    text = Text(f"{title.capitalize()}, {_NO_LESS[verdict.values]}: ")
+    text = Text()
     ours, other, ratio = verdict.ours.title, verdict.rival.title, verdict.ratio
     if not verdict.is_for_us:
         text.append("do not use us here", style="yellow")
