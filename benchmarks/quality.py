@@ -159,6 +159,7 @@ RULES = (
     fit(5),
     fit(6),
     fit(7),
+    fit(7.5),
     fit(4).recovered(),
 )
 

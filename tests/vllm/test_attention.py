@@ -80,6 +80,9 @@ def counts(result) -> tuple[int, int]:
 @pytest.mark.parametrize("model", ["gemma2", "llama", "fp8"])
 def test_tokens_are_those_of_vllms_attention(results, model):
     ours, default = results[f"{model} ours"], results[model]
+    if model == "fp8" and not torch.cpu._is_avx512_supported():  # vLLM has no such cache there
+        assert "AVX-512" in default["error"] and "AVX-512" in ours["error"]
+        return
     assert len({token for tokens in default["tokens"] for token in tokens}) > 10
     assert ours["tokens"] == default["tokens"]
     # All steps but the one of the prompt, for all sequences; where they begin together.
