@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -129,8 +129,10 @@ def stacks_of(model: nn.Module, names: Names) -> dict[str, Stack]:
     return {name: stack for name, stack in found.items() if stack.module in whole}
 
 
-def owner_of(stored: str, target: str, names: Names, stacks: Mapping[str, Stack]) -> str | None:
-    """The parameter that a packed layer of a file is an expert of; None where it is none.
+def packed_expert(
+    stored: str, target: str, names: Names, stacks: Mapping[str, Stack]
+) -> Expert | None:
+    """Which expert a packed layer of a file is; None where it is none.
 
     Where experts are one tensor in the files of a family, transformers knows of no others.
 
@@ -140,12 +142,17 @@ def owner_of(stored: str, target: str, names: Names, stacks: Mapping[str, Stack]
         names: Those of the model.
         stacks: Those of the model.
     """
-    found = _STORED.fullmatch(stored)
-    if target in stacks or found is None:
-        return target if target in stacks else None
+    if target in stacks:
+        return expert_of(stored, target, stacks)
+    renamed = target.removesuffix(".weight")  # HY-V4's files have other names for projections
+    found = _STORED.fullmatch(renamed)
+    if found is None:
+        return None
     owns = (own for own, projections in SIDES.items() if found["projection"] in projections)
     targets = (names.of(f"{found['stack']}.{own}")[0] for own in owns if stacks)
-    return next((each for each in targets if each in stacks), None)
+    parameter = next((each for each in targets if each in stacks), "")
+    expert = expert_of(renamed, parameter, stacks)
+    return None if expert is None else replace(expert, stored=stored)
 
 
 def expert_of(stored: str, parameter: str, stacks: Mapping[str, Stack]) -> Expert | None:

@@ -26,9 +26,8 @@ from ..files.headers import CheckpointError, TensorInfo, natural
 from .experts import (
     PackedExperts,
     Stack,
-    expert_of,
     on_meta,
-    owner_of,
+    packed_expert,
     require_expert,
     stacks_of,
 )
@@ -98,9 +97,7 @@ class Checkpoint:
                 continue
             layer, own = packed[key]
             target, others = names.of(f"{layer}.weight")
-            owner = owner_of(layer, target, names, checkpoint.stacks)
-            expert = None if owner is None else expert_of(layer, owner, checkpoint.stacks)
-            if expert is not None:
+            if (expert := packed_expert(layer, target, names, checkpoint.stacks)) is not None:
                 checkpoint.experts.add(expert, own, info)
                 continue
             if others:
