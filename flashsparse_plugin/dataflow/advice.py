@@ -15,7 +15,7 @@ from ..known_quality import DENSE, Quality, quality
 from ..served import ModelShapes
 from . import rivals
 from .expected import DENSITIES, ESTIMATED, exact_schemes, sample, unstructured_schemes
-from .experts import ExpertTimes, experts_of
+from .experts import ExpertTimes, expert_times
 from .model import Weight, best_seconds
 
 Shape = tuple[int, int]
@@ -181,7 +181,7 @@ def sparse_choice(
     of_values = options.get("values", "16 bits")
     return Choice(
         *(gpu, title, "ours", values, needed, bits, seconds, checked, rule, of_values),
-        experts_of(scheme, bits),
+        expert_times(scheme, bits),
     )
 
 

@@ -23,7 +23,7 @@ from ..names import DENSE
 from ..packed import FormatError, Scheme
 from ..served import Experts
 from .expected import ESTIMATED, Speed, Target, pays_from, typical_weight
-from .experts import PackedExperts, experts_of
+from .experts import PackedExperts, expert_times
 from .rivals import EXPERTS_16
 
 
@@ -57,12 +57,16 @@ class Pattern:
         first = parts[0]
         rows = sum(part.shape[0] for part in parts)
         kept = sum(part.density * part.shape[0] for part in parts)
-        shared = {
+        return cls((rows, first.shape[1]), kept / rows, cls.shared(parts))
+
+    @staticmethod
+    def shared(parts: Sequence[Pattern]) -> dict[str, Mapping[str, Any]]:
+        """The formats that hold all of some weights by the same options, with these."""
+        return {
             name: options
-            for name, options in first.options.items()
+            for name, options in parts[0].options.items()
             if all(part.options.get(name) == options for part in parts)
         }
-        return cls((rows, first.shape[1]), kept / rows, shared)
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,8 @@ def choose_experts(
         dtype: Dtype of the weights.
         target: The device and the batch.
     """
-    first, *others = patterns
-    shared = {
-        name: options
-        for name, options in first.options.items()
-        if all(each.options.get(name) == options for each in others)
-    }
     found: list[tuple[float, int, Scheme]] = []  # with bytes on disk, for ties
-    for name, options in shared.items():
+    for name, options in Pattern.shared(patterns).items():
         scheme = get_format(name).scheme(packable_dtype(get_format(name), dtype), options)
         runtime = scheme.format.runtime(scheme, target.device)
         held = [typical_weight(each.shape, runtime, each.density) for each in patterns]
@@ -142,7 +140,7 @@ def choose_experts(
         if target.gpu is None:
             found.append((8 * scheme.dtype.itemsize / bits, -stored, scheme))
             continue
-        ours = experts_of(runtime, bits)
+        ours = expert_times(runtime, bits)
         if isinstance(ours, PackedExperts) and ours.takes(experts):
             dense = EXPERTS_16.seconds(experts, target.batch, target.gpu)
             ratio = dense / ours.seconds(experts, target.batch, target.gpu)

@@ -66,7 +66,7 @@ def _gated(experts: Experts) -> Iterator[tuple[tuple[int, int], int]]:
             yield (hidden, inner), layers
 
 
-def experts_of(scheme: Scheme, bits: float) -> ExpertTimes:
+def expert_times(scheme: Scheme, bits: float) -> ExpertTimes:
     """What multiplies experts beside layers of a scheme: a grouped kernel, or vLLM's in 16 bits.
 
     Args:

@@ -22,7 +22,7 @@ from flashsparse_plugin.checkpoint.files.checksums import verify
 from flashsparse_plugin.checkpoint.files.explanations import about_experts
 from flashsparse_plugin.checkpoint.files.headers import TensorInfo
 from flashsparse_plugin.checkpoint.read.experts import Stack
-from flashsparse_plugin.checkpoint.read.shapes import experts_of_a_token
+from flashsparse_plugin.checkpoint.read.shapes import experts_in
 from flashsparse_plugin.checkpoint.read.stored import Checkpoint
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import Choice, Pattern, choose_experts
@@ -39,7 +39,6 @@ from flashsparse_plugin.matching import matches
 from flashsparse_plugin.messages import one_line
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 from flashsparse_plugin.pruning import prune_for
-from flashsparse_plugin.served import Experts
 
 from .layers import is_offloaded
 
@@ -199,9 +198,7 @@ class PackingExperts:
     def _choose_format(self, model: PreTrainedModel, stack: Stack, weight: Tensor) -> None:
         """Chooses for all experts of a module, by the first expert of one parameter."""
         own = [each for each, _ in self.targets.values() if each.module == stack.module]
-        shapes = {(len(x.projections) * x.shape[0], x.shape[1]): 1 for x in own}
-        active = experts_of_a_token(model.config) or stack.experts
-        experts = Experts(stack.experts, min(active, stack.experts), shapes)
+        experts = experts_in(model.config, own)
         first = stack.layout.matrices(weight[:1], len(stack.projections))[0]
         target = Target.of(weight.device, weight.dtype, self.config.batch)
         patterns = [Pattern.of(each.contiguous()) for each in first]

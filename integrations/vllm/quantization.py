@@ -40,7 +40,7 @@ from .compat import allow_matrix_registers, is_experts, is_router
 from .decode_kernels import use_decode_kernels
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .early_begin import begin_early
-from .experts import SparseExpertsMethod, activation_of, has_bias
+from .experts import SHARDS, SparseExpertsMethod, activation_of, has_bias
 from .folder import folder_of
 from .head import TiedEmbeddingMethod, TiedHeadMethod
 from .linear import SparseLinearMethod
@@ -50,7 +50,7 @@ from .settings import DUMMY, METHOD, SettingsError, first_line, merge, settings_
 from .summary import Summary, logger
 
 # Gate, down and up projection of experts, as checkpoints call them.
-_PROJECTIONS = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
+_PROJECTIONS = (tuple(SHARDS), tuple(SHARDS.values()))
 EXPERTS_DENSE = (
     "%s: packed experts are unpacked while they load: %s, and one launch for each expert is slower "
     'than dense. "experts": "packed" keeps them packed'

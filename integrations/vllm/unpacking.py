@@ -156,7 +156,7 @@ def _unasked(packed: Iterable[str], methods: Iterable[Any]) -> set[str]:
             f".{n}.".endswith(f".{layer.rpartition('.')[0].rpartition('.')[0]}.") for n in experts
         ):
             return True
-        return any(f".{n}".endswith(f".{layer}") or layer.endswith(f".{n}") for n in known)
+        return any(_same(n, layer) for n in known)
 
     return {layer for layer in packed if not is_known(layer)}
 

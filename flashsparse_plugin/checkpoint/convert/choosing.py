@@ -14,10 +14,9 @@ from ...formats import get_format
 from ...formats.values.dtypes import packable_dtype
 from ...names import AUTO, DEFAULT_FORMAT
 from ...packed import Scheme
-from ...served import Experts
 from ..read.directory import ModelDirectory
 from ..read.linears import Linear, StoredModel
-from ..read.shapes import experts_of_a_token, merged_names
+from ..read.shapes import experts_in, merged_names
 from .decision import reason_not_to_pack
 from .packer import FLOATS
 from .settings import Settings
@@ -119,7 +118,6 @@ def _choose_experts(
     for linear in stored.linears:
         if linear.expert is not None and settings.config.named(*linear.names) is None:
             modules.setdefault(linear.expert.module, []).append(linear)
-    active = experts_of_a_token(stored.model.config)
     format = get_format(DEFAULT_FORMAT)
     for module, linears in modules.items():
         infos = [directory.tensors[f"{each.stored}.weight"] for each in linears]
@@ -129,9 +127,7 @@ def _choose_experts(
             found[module] = Choice(None, reason or "of a dtype that is not packed"), []
             continue
         stacks = [x for x in stored.checkpoint.stacks.values() if x.module == module]
-        count = stacks[0].experts
-        shapes = {(len(x.projections) * x.shape[0], x.shape[1]): 1 for x in stacks}
-        experts = Experts(count, min(active or count, count), shapes)
+        experts = experts_in(stored.model.config, stacks)
         first = [info.read() for x, info in pairs if x.expert and x.expert.number == 0]
         dtype = packable_dtype(format, settings.dtype, infos[0].dtype)
         choice = choose_experts([Pattern.of(each) for each in first], experts, dtype, target)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ...modules import linear_modules, shape_of
 from ...roles import routers
 from ...served import Experts, ModelShapes, Shape
 from ..files.headers import CheckpointError
+from .experts import Stack
 from .linears import build_config_on_meta
 
 _ALONE = re.compile(r"\.experts\.\d+\.")  # an expert that is a module of its own
@@ -92,13 +93,25 @@ def _experts(model: nn.Module, alone: Collection[str]) -> tuple[Experts, ...]:
     made: dict[int, dict[Shape, int]] = {}
     for (count, shape), layers in found.items():
         made.setdefault(count, {})[shape] = layers
-    active = experts_of_a_token(model.config)
+    active = _active(model.config)
     return tuple(
         Experts(count, min(active or count, count), matrices) for count, matrices in made.items()
     )
 
 
-def experts_of_a_token(config: Any) -> int:
+def experts_in(config: Any, stacks: Sequence[Stack]) -> Experts:
+    """The experts of one layer.
+
+    Args:
+        config: The configuration of the model, of transformers.
+        stacks: All parameters of the layer that hold experts.
+    """
+    count = stacks[0].experts
+    shapes = {(len(x.projections) * x.shape[0], x.shape[1]): 1 for x in stacks}
+    return Experts(count, min(_active(config) or count, count), shapes)
+
+
+def _active(config: Any) -> int:
     """How many experts a token is sent to, by the configuration; 0: it does not say."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for part in (text, getattr(text, "ffn_config", None)):
