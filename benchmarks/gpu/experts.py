@@ -53,6 +53,9 @@ class Model(NamedTuple):
 MODELS = {
     "Qwen3-30B-A3B": Model(128, 8, 2048, 768),
     "Mixtral-8x7B": Model(8, 2, 4096, 14336),
+    "GLM-4.5-Air": Model(128, 8, 4096, 1408),
+    "gpt-oss-120b": Model(128, 4, 2880, 2880),
+    "DeepSeek-V3": Model(256, 8, 7168, 2048),
     "toy": Model(6, 2, 96, 48),
 }
 KINDS: dict[str, tuple[str, int | None]] = {
