@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flashsparse_plugin.formats.unstructured.exact_units import ExactUnits
-from flashsparse_plugin.packed import PackedWeight
+from flashsparse_plugin.packed import PackedWeight, Scheme
 
 PLAN_HEADER = "cuda/exact_units/linear_plan.h"
 SHAPES = [  # tokens, units of rows of a warp, warps
@@ -27,7 +27,7 @@ SHAPES = [  # tokens, units of rows of a warp, warps
         r"^  X\((\d+), (\d+), (\d+)\)", (KERNELS / PLAN_HEADER).read_text(), re.M
     )
 ]
-SCHEME = ExactUnits().scheme(torch.bfloat16)
+SCHEME, SCHEME_24 = ExactUnits().examples()
 
 
 class Plan(NamedTuple):
@@ -51,10 +51,15 @@ class Case:
     plan: Plan = Plan()
     gpu: tuple[int, int] = (4, 227 << 10)  # multiprocessors, bytes of shared memory
     seed: int = 0
+    scheme: Scheme = SCHEME
 
     @cached_property
     def packed(self) -> PackedWeight:
-        return ExactUnits().pack(self.weight, SCHEME)
+        return ExactUnits().pack(self.weight, self.scheme)
+
+    def as_24(self) -> Case:
+        """The same of what 2:4 keeps of the weight."""
+        return replace(self, weight=two_of_four(self.weight), scheme=SCHEME_24)
 
     def with_seeds(self) -> list[Case]:
         return [replace(self, seed=seed) for seed in SEEDS]
@@ -62,13 +67,25 @@ class Case:
     def encode(self) -> bytes:
         tensors = self.packed.tensors
         header = [*self.weight.shape, len(self.x), int(self.bias is not None), self.seed]
-        header += [*self.gpu, *self.plan, tensors["slots"].shape[2], len(tensors["listed"])]
+        header += [*self.gpu, *self.plan, *numbers(self.packed)]
         held = [*tensors.values(), F.pad(self.x, (0, -self.weight.shape[1] % 8)).contiguous()]
         held += [] if self.bias is None else [self.bias]
         return b"".join([np.array(header, dtype=np.int64).tobytes(), *map(raw, held)])
 
     def __str__(self) -> str:
-        return f"{list(self.weight.shape)}, {len(self.x)} tokens, {self.plan}, seed {self.seed}"
+        of = f"{self.scheme}, {list(self.weight.shape)}, {len(self.x)} tokens"
+        return f"{of}, {self.plan}, seed {self.seed}"
+
+
+def numbers(packed: PackedWeight) -> list[int]:
+    """Slots of a unit, the number of Kind, and room of the list."""
+    slots, listed = (packed.tensors[name] for name in ("slots", "listed"))
+    return [slots.shape[2], int(packed.scheme == SCHEME_24), len(listed)]
+
+
+def two_of_four(weight: Tensor) -> Tensor:
+    """What 2:4 keeps of a weight, exceptions first."""
+    return ExactUnits().conform(weight, SCHEME_24)
 
 
 def raw(tensor: Tensor) -> bytes:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact bf16 weights in 12 bits: are products right, and how fast are they after another kernel?
+"""Exact bf16 values in 12 bits: are products right, and how fast are they after another kernel?
 
     python benchmarks/gpu/lossless.py --minutes 9
     python benchmarks/gpu/lossless.py --check              right, and nothing timed
     python benchmarks/gpu/lossless.py --launches 12        also other launches than the planned one
+    python benchmarks/gpu/lossless.py --kinds "2:4 e4m7"  only weights that follow 2:4
 
 First every kernel is held against float64: odd shapes, all 65,536 patterns of bits by unit
 vectors, exceptions clustered in one block, far exponents, subnormal numbers, infinities and NaN.
@@ -33,11 +34,14 @@ from torch import Tensor
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.evaluation.dense_products import fp8
+from flashsparse_plugin.formats import find_form
 from flashsparse_plugin.ops.plan import choose_kernel, plan
+from flashsparse_plugin.packed import Scheme
 from flashsparse_plugin.plan import FEW, LIBRARY, MANY
 
 Row = dict[str, Any]
-KIND, FORMAT = "lossless", "exact_units"
+FORMAT = "exact_units"
+SCHEMES = dict(zip(("lossless", "2:4 e4m7"), find_form(FORMAT).examples(), strict=True))
 SHAPES = (
     *("4096x4096", "6144x4096", "4096x14336", "28672x4096", "28672x8192", "8192x28672"),
     *("57344x8192", "128256x4096"),
@@ -47,11 +51,10 @@ LARGE = ((4096, 4096), (28672, 4096), (4096, 14336))
 TOKENS = (1, 3, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 128, 200)
 
 
-def packed_for(weight: Tensor) -> fs.PackedWeight:
-    """As GPUs have it, wherever the weight is."""
-    stored = fs.get_format("lossless")
-    scheme = stored.runtime(stored.scheme(weight.dtype), torch.device("cuda"))
-    return scheme.format.pack(weight, scheme)
+def conformed(weight: Tensor, scheme: Scheme) -> Tensor:
+    """What a scheme keeps of a weight, whose zeros are +0 where it keeps no others."""
+    kept = scheme.format.conform(weight, scheme)
+    return kept if kept is weight else kept.where(kept != 0, 0.0)
 
 
 def wild_weight(shape: tuple[int, int], seed: int, device: torch.device) -> Tensor:
@@ -74,14 +77,22 @@ class Lossless(Checker):
     """Holds products, and unpacking, against float64 and the weight itself."""
 
     def _check(self, case: tuple[int, int], number: int) -> None:
-        weight = wild_weight(case, number, self._device)
-        packed = packed_for(weight)
+        for scheme in SCHEMES.values():
+            self._scheme = scheme
+            self._check_scheme(case, number)
+
+    def _packed(self, weight: Tensor) -> fs.PackedWeight:
+        return self._scheme.format.pack(weight, self._scheme)
+
+    def _check_scheme(self, case: tuple[int, int], number: int) -> None:
+        weight = conformed(wild_weight(case, number, self._device), self._scheme)
+        packed = self._packed(weight)
         self._unpacks(packed, weight, f"{case}")
         exact = weight.to(self._reference).double().T
         bias = self._random((case[0],), weight.dtype) if number % 2 else None
         for tokens in TOKENS:
             x = self._random((tokens, case[1]), weight.dtype)
-            self._product(packed, x, exact, bias, f"{case}, {tokens} tokens")
+            self._product(packed, x, exact, bias, f"{self._scheme}, {case}, {tokens} tokens")
         x = self._random((5, case[1]))
         self._product(packed, x, exact, None, f"{case}, float32 x")
         if number < len(ODD):
@@ -108,10 +119,10 @@ class Lossless(Checker):
         bits = torch.randperm(1 << 16, generator=generator, device=self._device)
         bits = bits.repeat(-(-case[0] * case[1] // len(bits)))[: case[0] * case[1]]
         weight = (bits - (1 << 15)).to(torch.int16).view(torch.bfloat16).view(case)
-        packed = packed_for(weight)
-        self._unpacks(packed, weight, f"{case}, any bits")
+        weight = conformed(weight, self._scheme)
+        self._unpacks(self._packed(weight), weight, f"{case}, any bits")
         finite = torch.where(weight.isfinite(), weight, 0.0)
-        packed = packed_for(finite)
+        packed = self._packed(finite)
         units = torch.eye(case[1], dtype=weight.dtype, device=self._device)
         for tokens in (8, 16, 32, 64):
             found = [packed.linear(part) for part in units[:512].split(tokens)]
@@ -125,7 +136,8 @@ class Lossless(Checker):
         for value in (torch.inf, -torch.inf, torch.nan):
             at = torch.randint(weight.numel(), (2,), generator=generator, device=self._device)
             weight.view(-1)[at] = value
-        packed, exact = packed_for(weight), weight.double().T
+        weight = conformed(weight, self._scheme)
+        packed, exact = self._packed(weight), weight.double().T
         for tokens in (1, 16, 32, 64):
             x = self._random((tokens, case[1]), weight.dtype)
             y, right = packed.linear(x), (x.double() @ exact).to(weight.dtype)
@@ -152,14 +164,16 @@ class Speed(far.Far):
             self._rival(each, fp8(weight), dense)
 
     def _kind(self, each: Layer, name: str, dense: dict[int, float]) -> None:
+        scheme = SCHEMES[name]
         weight = random_weight(each.shape, 1.0, torch.bfloat16, self._device)
-        packed = packed_for(weight)
-        packing = self._stopwatch.ungraphed(lambda: packed_for(weight)).microseconds
+        weight = conformed(weight, scheme)
+        packed = scheme.format.pack(weight, scheme)
+        packing = self._stopwatch.ungraphed(lambda: scheme.format.pack(weight, scheme)).microseconds
         copies = _measure.Rotation(
             lambda: _formats.copy_of(packed), packed.nbytes, cold_bytes(self._device)
         )
         about: Row = {"bits": round(packed.nbytes * 8 / weight.numel(), 3)}
-        about |= {"pack_gb_s": round(weight.nbytes / packing / 1e3, 1)}
+        about |= {"name": name, "pack_gb_s": round(weight.nbytes / packing / 1e3, 1)}
         with torch.inference_mode():
             for tokens in self._arguments.tokens:
                 x = activations(tokens, each, torch.bfloat16, self._device)
@@ -190,6 +204,7 @@ class Speed(far.Far):
         product = packed.format.product(packed.scheme, packed.shape, packed.nbytes, len(x), gpu)
         planned = choose_kernel(FORMAT, product, gpu)
         about = about | {"kernel": planned}
+        own = about.pop("name")
         if planned != LIBRARY:
             launch = plan(f"{FORMAT}.{planned}", product, gpu)
             about |= {"expected_us": round(launch.seconds * 1e6, 2)}
@@ -200,7 +215,7 @@ class Speed(far.Far):
         for name, call in calls:
             us = self._stopwatch(lambda call=call: call(next(pair)), len(copies)).microseconds
             near = self._stopwatch(lambda call=call: call(x), len(copies)).microseconds
-            kind = KIND if name == "planned" else f"{KIND}, {name}"
+            kind = own if name == "planned" else f"{own}, {name}"
             self._row(shape, len(x), kind, dense, us, near)
             self.rows[-1] |= about
 
@@ -217,10 +232,10 @@ def main() -> int:
     options.add_argument("--small", action="store_true", help="few checks, float64 on the CPU")
     options.add_argument("--no-check", action="store_true", help="only what is timed is checked")
     options.add_argument("--launches", type=int, default=0, help="to time of a point, too")
+    options.add_argument("--kinds", type=lambda text: text.split(";"), default=list(SCHEMES))
     arguments = options.parse_args()
     if arguments.dtype != "bfloat16":
         options.error("exact weights in 12 bits are bfloat16")
-    arguments.kinds = [KIND]
     device = device_of(arguments)
     budget = Budget(60 * arguments.minutes)
     if not arguments.no_check:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
 from .pattern.cpu_panels import NMPanels, NMRows
+from .pattern.exact_nm import ExactNM
 from .pattern.hybrid_24 import Hybrid24, HybridPanels, HybridUnits
 from .pattern.nm_gather import NMGather
 from .pattern.nm_spmm import NMSpmm
@@ -42,7 +43,10 @@ _RUNTIME_FORMS: tuple[Format, ...] = (
     *(InterleavedBitmap(), NMPanels(), NMRows(), HybridPanels()),
     *(NMGather(), NMSpmm(), Sparse24(), HybridUnits(), ExactUnits()),
 )
-for _format in (TiledCSL(), TiledBitmap(), NMVector(), Hybrid24(), Lossless(), *_RUNTIME_FORMS):
+_STORED: tuple[Format, ...] = (
+    *(TiledCSL(), TiledBitmap(), NMVector(), Hybrid24(), Lossless(), ExactNM()),
+)
+for _format in (*_STORED, *_RUNTIME_FORMS):
     register_format(_format)
 
 

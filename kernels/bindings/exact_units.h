@@ -24,6 +24,10 @@ struct ExactUnits {
   const Tensor &units, &scales, &slots, &list, &offsets;
 
   int unit_slots() const { return static_cast<int>(slots.size(2)); }
+  exact_units::Kind kind() const {
+    using exact_units::Kind;
+    return units.size(2) == exact_units::unit_words(Kind::k24) ? Kind::k24 : Kind::kDense;
+  }
 };
 
 inline void check_exact_units(const ExactUnits& t, int64_t out, int64_t in) {
@@ -48,7 +52,7 @@ inline void check_exact_units(const ExactUnits& t, int64_t out, int64_t in) {
              " must start on 16 bytes: pass a tensor of its own and not a slice, e.g. ", name,
              ".clone()");
   };
-  check_units(t.units, "units", exact_units::kUnitWords);
+  check_units(t.units, "units", exact_units::unit_words(t.kind()));
   FS_CHECK(exact_units::is_slots(t.slots.size(2)), "a unit has 4, 8 or 16 slots, not ",
            t.slots.size(2));
   check_units(t.slots, "slots", t.slots.size(2));

@@ -37,8 +37,8 @@ exact_units::Exceptions exceptions(const ExactUnits& packed, int64_t first = 0, 
 Tensor unpack_rows(const ExactUnits& packed, int64_t first, int64_t rows, int64_t in) {
   Tensor weight = allocate_like(packed.units, {rows, in}, ScalarType::BFloat16);
   const int64_t unit_row = first / exact_units::kUnitRows;
-  const int64_t words = unit_row * exact_units::unit_cols(in) * exact_units::kUnitWords;
-  STD_CUDA_CHECK(cuda::exact_units_unpack(words_of(packed.units) + words,
+  const int64_t words = unit_row * exact_units::unit_cols(in) * packed.units.size(2);
+  STD_CUDA_CHECK(cuda::exact_units_unpack(words_of(packed.units) + words, packed.kind(),
                                           packed.scales.const_data_ptr<float>() + first,
                                           exceptions(packed, unit_row, in), rows, in,
                                           mutable_bits(weight), current_stream(packed.units)));
@@ -61,12 +61,13 @@ void mma_product(const LinearInputs& inputs, const ExactUnits& packed, const Gpu
   const cudaStream_t stream = current_stream(x);
   LinearPlan own{};
   own.unit_slots = packed.unit_slots();
+  own.kind = packed.kind();
   const bool early = gpu.has_dependent_launch() && begins_early(inputs.x);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
     const LinearPlan plan = launch_of(
         "exact_units", rows, cols, tokens, own,
-        [&] { return exact_units::plan_linear(rows, cols, tokens, gpu, own.unit_slots); },
+        [&] { return exact_units::plan_linear(rows, cols, tokens, gpu, own.kind, own.unit_slots); },
         [&](const auto& each) { return each.broken_rule(rows, cols, tokens, gpu); });
     Partials partials(x, plan.partial_floats(rows));
     exact_units::Arguments arguments{};
@@ -96,9 +97,10 @@ void wgmma_product(const LinearInputs& inputs, const ExactUnits& packed, const G
   const cudaStream_t stream = current_stream(x);
   WgmmaPlan plan{};
   plan.unit_slots = packed.unit_slots();
+  plan.kind = packed.kind();
   plan = launch_of(
       "exact_units", rows, cols, tokens, plan,
-      [&] { return exact_units::plan_wgmma(rows, cols, tokens, gpu, plan.unit_slots); },
+      [&] { return exact_units::plan_wgmma(rows, cols, tokens, gpu, plan.kind, plan.unit_slots); },
       [&](const auto& own) { return own.broken_rule(rows, cols, tokens, gpu); });
   Partials partials(x, plan.partial_floats(rows, tokens));
   exact_units::WgmmaArguments arguments{};
@@ -122,7 +124,7 @@ void wgmma_product(const LinearInputs& inputs, const ExactUnits& packed, const G
   STD_CUDA_CHECK(cuda::exact_units_wgmma(arguments, map, plan, begins_early(inputs.x), stream));
 }
 
-// Dense tensor cores on decoded units, by the decode kernel or the prefill kernel up to the
+// Tensor cores on decoded units, by the decode kernel or the prefill kernel up to the
 // caller's numbers of tokens, then unpacking and the library's product. The choice is made on the
 // host, so that CUDA graphs can capture it.
 Tensor exact_units_linear(const Tensor& x, const Tensor& units, const Tensor& scales,

@@ -9,10 +9,14 @@ namespace {
 using exact_units::LinearPlan;
 using exact_units::WgmmaPlan;
 
+exact_units::Kind kind(const Product& product) {
+  return product.n > 0 ? exact_units::Kind::k24 : exact_units::Kind::kDense;
+}
+
 // From the bytes of the weight; those of a weight that is not packed yet say nothing.
 int unit_slots(const Product& product) {
   const int64_t units = exact_units::unit_rows(product.rows) * exact_units::unit_cols(product.cols);
-  const int64_t beside = product.nbytes / units - exact_units::kUnitBytes;
+  const int64_t beside = product.nbytes / units - exact_units::unit_bytes(kind(product));
   return beside >= 64 ? 16 : beside >= 32 ? 8 : 4;
 }
 
@@ -28,13 +32,15 @@ Fit many_fit(int64_t tokens) { return {2.5, 0, tokens > 32 ? 1.04 : 0.9}; }
 
 Launch plan_few(const Product& product, const Gpu& gpu) {
   return planned(product, gpu, exact_units::max_tokens(gpu), few_fit, [&](int64_t tokens) {
-    return exact_units::price_linear(product.rows, product.cols, tokens, gpu, unit_slots(product));
+    return exact_units::price_linear(product.rows, product.cols, tokens, gpu, kind(product),
+                                     unit_slots(product));
   });
 }
 
 std::vector<Launch> list_few(const Product& product, const Gpu& gpu) {
   return compared(product, gpu, exact_units::max_tokens(gpu), few_fit, [&](int64_t tokens) {
-    return exact_units::list_linear(product.rows, product.cols, tokens, gpu, unit_slots(product));
+    return exact_units::list_linear(product.rows, product.cols, tokens, gpu, kind(product),
+                                    unit_slots(product));
   });
 }
 
@@ -47,13 +53,15 @@ Shapes few_shapes() {
 
 Launch plan_many(const Product& product, const Gpu& gpu) {
   return planned(product, gpu, product.tokens, many_fit, [&](int64_t tokens) {
-    return exact_units::price_wgmma(product.rows, product.cols, tokens, gpu, unit_slots(product));
+    return exact_units::price_wgmma(product.rows, product.cols, tokens, gpu, kind(product),
+                                    unit_slots(product));
   });
 }
 
 std::vector<Launch> list_many(const Product& product, const Gpu& gpu) {
   return compared(product, gpu, product.tokens, many_fit, [&](int64_t tokens) {
-    return exact_units::list_wgmma(product.rows, product.cols, tokens, gpu, unit_slots(product));
+    return exact_units::list_wgmma(product.rows, product.cols, tokens, gpu, kind(product),
+                                   unit_slots(product));
   });
 }
 

@@ -22,6 +22,16 @@
 // of register 3: word 0 its bits 15 and 2..0 (rotated left by 12), word 1 its bits 6..3 (shifted
 // left by 8), word 2 its bits 10..7 (shifted left by 4).
 //
+// Of a weight that keeps at most two of every four columns a unit may hold these two alone, as
+// mma.sp takes them: int32[ceil(out / 16)][ceil(in / 256)][896].
+//
+//   a unit of 2:4:   | vector 0 | ... | vector 5 | metadata: one vector |
+//
+// Its 16 rows x 128 kept columns lie as those of a dense unit do: two panels, in each of which a
+// lane has four steps of 32 columns of the weight. The metadata, and which columns are kept where
+// fewer than two are not zero, are those of formats/sparse_24.h. An exception is no kept column:
+// its slot says where it is.
+//
 // As a bfloat16 a half is the weight times 2^-(base): times 2^112 it lies in [2^-14, 2). The scale
 // of a row is 2^(base - 112), float32, by which its sums are multiplied. base <= 239, so that a
 // scale is a normal number and no code is an infinity.
@@ -57,10 +67,21 @@ using mma_units::unit_rows;
 
 inline constexpr int kLaneBytes = 16;
 inline constexpr int kVectorBytes = 32 * kLaneBytes;
-inline constexpr int kPanelCols = 64, kPanels = kUnitCols / kPanelCols;
+inline constexpr int kPanelCols = 64, kPanels = kUnitCols / kPanelCols;  // of x, and dense units
 inline constexpr int kPanelVectors = 3;
-inline constexpr int kUnitBytes = kPanels * kPanelVectors * kVectorBytes;
-inline constexpr int kUnitWords = kUnitBytes / 4;
+
+// What a unit holds of its columns: all of them, or two of every four.
+enum class Kind { kDense, k24 };
+
+FS_HOST_DEVICE constexpr int panels(Kind kind) { return kind == Kind::k24 ? kPanels / 2 : kPanels; }
+// Offset of the metadata, or the end where there is none.
+FS_HOST_DEVICE constexpr int metadata(Kind kind) {
+  return panels(kind) * kPanelVectors * kVectorBytes;
+}
+FS_HOST_DEVICE constexpr int unit_bytes(Kind kind) {
+  return metadata(kind) + (kind == Kind::k24 ? kVectorBytes : 0);
+}
+FS_HOST_DEVICE constexpr int unit_words(Kind kind) { return unit_bytes(kind) / 4; }
 
 // Words of 16 columns, and the powers of two of the comment above.
 inline constexpr int kStepWords = 3;

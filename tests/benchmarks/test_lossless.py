@@ -10,6 +10,8 @@ import lossless
 import pytest
 import torch
 
+from flashsparse_plugin.formats.unstructured.exact_units import ExactUnits
+
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
@@ -31,11 +33,14 @@ def test_it_checks_and_then_times(run, capsys):
     assert code == 0 and [(row["kind"], row["tokens"]) for row in rows] == [
         ("lossless", 1),
         ("lossless", 64),
+        ("2:4 e4m7", 1),
+        ("2:4 e4m7", 64),
     ]
-    assert [row["kernel"] for row in rows] == ["few", "many"]
+    assert [row["kernel"] for row in rows] == ["few", "many"] * 2
     for row in rows:
         assert min(row["us"], row["near_us"], row["dense_us"]) > 0 <= row["pack_gb_s"]
-        assert row["expected_us"] > 0 and row["bits"] > 12
+        assert row["expected_us"] > 0
+        assert row["bits"] > (12 if row["kind"] == "lossless" else 7)
     assert "unit vectors" in capsys.readouterr().out
 
 
@@ -45,14 +50,14 @@ def test_it_may_only_check(run):
 
 
 def test_nothing_is_timed_if_something_is_wrong(run, monkeypatch, capsys):
-    right = lossless.packed_for
+    right = ExactUnits().pack
 
-    def wrong(weight):
+    def wrong(weight, scheme):
         changed = weight.clone()
         changed[0, 0] += 1
-        return right(changed)
+        return right(scheme.format.conform(changed, scheme), scheme)
 
-    monkeypatch.setattr(lossless, "packed_for", wrong)
+    monkeypatch.setattr(ExactUnits(), "pack", wrong)
     code, folder = run()
     assert code == 1 and not (folder / "lossless.csv").exists()
     assert "FAILED unpacked bit for bit" in capsys.readouterr().out
@@ -60,7 +65,7 @@ def test_nothing_is_timed_if_something_is_wrong(run, monkeypatch, capsys):
 
 def test_wild_weights_have_every_kind_of_exception():
     weight = lossless.wild_weight((64, 600), 1, torch.device("cpu"))
-    packed = lossless.packed_for(weight)
+    packed = ExactUnits().pack(weight, lossless.SCHEMES["lossless"])
     assert packed.tensors["slots"].count_nonzero() > 50
     assert int(packed.tensors["listed_offsets"][-1]) > 50
     assert torch.equal(packed.unpack(), weight)

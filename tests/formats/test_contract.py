@@ -262,8 +262,11 @@ def runtime_forms():
             continue
         stored = get_format(OWN_STORAGE.get(form.name, "nm_vector"))
         for target in form.examples():
-            if target.dtype in stored.dtypes:
-                yield stored.scheme(target.dtype, target.values), target
+            if target.values.get("two_of_four"):
+                yield get_format("exact_nm").scheme(target.dtype, {"n": 2, "m": 4}), target
+            elif target.dtype in stored.dtypes:
+                options = {k: v for k, v in target.values.items() if k != "two_of_four"}
+                yield stored.scheme(target.dtype, options), target
 
 
 PAIRS = [pytest.param(*pair, id=str(pair[1])) for pair in runtime_forms()]
@@ -272,7 +275,7 @@ PAIRS = [pytest.param(*pair, id=str(pair[1])) for pair in runtime_forms()]
 WITH_SIGNED_ZEROS = [
     pair
     for pair in PAIRS
-    if hasattr(pair.values[0].options, "m")
+    if pair.values[0].format.name == "nm_vector"
     and pair.values[1].values.get("values", "fp8_e4m3") == "fp8_e4m3"
 ]
 

@@ -13,14 +13,17 @@ import torch
 from emulated_exact_units import (
     PLAN_HEADER,
     SCHEME,
+    SCHEME_24,
     SHAPES,
     Case,
     Plan,
     answers,
+    numbers,
     random_case,
     random_weight,
     raw,
     require_all,
+    two_of_four,
 )
 from emulated_linear import require_exact
 from emulated_products import run, spared
@@ -61,7 +64,7 @@ def planned_cases() -> list[Case]:
         for warps in WARPS:
             number = len(cases)
             cases.append(planned(number, shape, warps, 1 + number % 3))
-    return cases
+    return cases + [case.as_24() for case in cases]
 
 
 def test_every_compiled_shape_is_right(driver):
@@ -75,18 +78,16 @@ def test_every_compiled_shape_is_right(driver):
 def test_every_product_as_it_is_planned(driver, gpu):
     tokens = [1, 7, 8, 9, 16, 17, 32, *([33, 64] if gpu[1] > 128 << 10 else [])]
     sizes = [(1, 1), (33, 100), (100, 1300), (17, 257), (300, 300), (15, 512)]
-    require_all(
-        driver(LINEAR, "plain"),
-        [
-            random_case(*sizes[number % len(sizes)], count, number, gpu=gpu)
-            for number, count in enumerate(tokens * 2)
-        ],
-    )
+    cases = [
+        random_case(*sizes[number % len(sizes)], count, number, gpu=gpu)
+        for number, count in enumerate(tokens * 2)
+    ]
+    require_all(driver(LINEAR, "plain"), [*cases, *(case.as_24() for case in cases)])
 
 
 def test_schedules_give_the_same_bits(driver):
     """Also sums between blocks, whichever comes last."""
-    for case in (planned(1, 1, (2, 2), 2), planned(2, 2, (1, 2), 5)):
+    for case in (planned(1, 1, (2, 2), 2), planned(2, 2, (1, 2), 5).as_24()):
         found = require_all(driver(LINEAR, "plain"), case.with_seeds())
         assert all(torch.equal(y, found[0]) for y in found)
 
@@ -110,6 +111,20 @@ def test_unit_vectors_give_every_finite_bit_pattern(driver):
         assert torch.equal(y, weight)
 
 
+def test_unit_vectors_give_every_finite_bit_pattern_of_24(driver):
+    """Two patterns in every four columns, at each pair of places."""
+    bits = torch.arange(1 << 16).view(512, 128)
+    weight = torch.zeros(512, 64, 4, dtype=torch.bfloat16)
+    pairs = torch.combinations(torch.arange(4))[torch.arange(512 * 64).view(512, 64) % 6]
+    patterns = (bits - (1 << 15)).to(torch.int16).view(torch.bfloat16).view(512, 64, 2)
+    weight.scatter_(2, pairs, patterns.where(patterns.isfinite(), 0.0))
+    weight = weight.flatten(1)
+    units = torch.eye(256, dtype=torch.bfloat16)
+    case = Case(weight, units[:32], plan=Plan(5, 2, 1, 2, 2, 3), scheme=SCHEME_24)
+    cases = [replace(case, x=part) for part in units.split(32)]
+    assert torch.equal(torch.cat(answers(driver(LINEAR, "plain"), cases)).T, weight)
+
+
 def test_exceptions_of_one_unit_find_their_way(driver):
     """More than any number of slots, in one unit, a row or a column of it."""
     weight = random_weight(40, 700, 3, share=0)
@@ -121,7 +136,7 @@ def test_exceptions_of_one_unit_find_their_way(driver):
     for plan in (Plan(2, 1, 2, 2, 2, 2), Plan(3, 2, 1, 2, 2, 1)):
         case = Case(weight, x, plan=plan)
         assert int(case.packed.tensors["listed_offsets"][-1]) > 200
-        require_all(driver(LINEAR, "plain"), [case])
+        require_all(driver(LINEAR, "plain"), [case, case.as_24()])
 
 
 def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
@@ -159,6 +174,7 @@ FEW_SHAPES = with_few_shapes(PLAN_HEADER, covering(SHAPES))
 def test_sanitizers_find_nothing(sanitizer):
     cases = [planned(n, shape, (2, 2), 3) for n, shape in enumerate((0, 3, 8))]
     cases += [random_case(33, 1300, 9, 3), random_case(17, 257, 64, 4)]
+    cases += [case.as_24() for case in cases]
     binary = (
         switched_driver()[0]
         if sanitizer == "thread"
@@ -174,7 +190,7 @@ def test_no_barrier_can_be_spared():
     cases = [planned(1, 1, (2, 2), 3), planned(2, 0, (1, 2), 5)]  # with sums between blocks
     cases.append(random_case(60, 1790, 8, 3, plan=Plan(0, 2, 2, 2, 2, 1)))  # that reuses all stages
     # First one whose blocks run one after the other: it catches most, with the fewest threads.
-    cases = [cases[0], *(replace(case, seed=7) for case in cases)]
+    cases = [cases[0], *(replace(case, seed=7) for case in cases), cases[1].as_24()]
     assert spared(binary, places, cases, require_exact) == []
 
 
@@ -197,7 +213,7 @@ def unpack(binary, cases: list[tuple[PackedWeight, int]]) -> list[torch.Tensor]:
     fed = []
     for packed, seed in cases:
         held = packed.tensors
-        header = [*packed.shape, seed, held["slots"].shape[2], len(held["listed"])]
+        header = [*packed.shape, seed, *numbers(packed)]
         fed += [np.array(header, dtype=np.int64).tobytes(), *map(raw, held.values())]
     ran = subprocess.run([str(binary)], input=b"".join(fed), capture_output=True, timeout=120)
     assert ran.returncode == 0, ran.stderr.decode()
@@ -215,8 +231,12 @@ def test_unpacking_gives_every_bit_back(driver, sanitizer):
     for seed, shape in enumerate(UNPACKED):
         weights.append(every_bit_pattern(shape, torch.bfloat16, seed))
         weights.append(random_weight(*shape, seed))
+    kept = [two_of_four(each.nan_to_num(0.0)) for each in weights]
+    weights += [each.where(each != 0, 0.0) for each in kept]  # 2:4 has no -0
+    schemes = [SCHEME] * (len(weights) // 2) + [SCHEME_24] * (len(weights) // 2)
     cases = [
-        (ExactUnits().pack(each, SCHEME), SEEDS[number % 3]) for number, each in enumerate(weights)
+        (ExactUnits().pack(each, scheme), SEEDS[number % 3])
+        for number, (each, scheme) in enumerate(zip(weights, schemes, strict=True))
     ]
     found = unpack(driver(UNPACK, sanitizer), cases)
     assert all(
@@ -227,14 +247,16 @@ def test_unpacking_gives_every_bit_back(driver, sanitizer):
 def test_any_words_of_units_and_slots_stay_in_bounds(driver):
     """Only what the list and its offsets say is an address."""
     generator = torch.Generator().manual_seed(3)
-    case = random_case(35, 300, 8, 1)
 
     def any_words(like):
         return torch.randint(-(2**31), 2**31, like.shape, generator=generator).to(torch.int32)
 
-    tensors = dict(case.packed.tensors)
-    tensors |= {name: any_words(tensors[name]) for name in ("units", "slots")}
-    damaged = PackedWeight(SCHEME, case.packed.shape, tensors)
-    unpack(driver(UNPACK, "plain"), [(damaged, 0)])
-    object.__setattr__(case, "packed", damaged)
-    answers(driver(LINEAR, "plain"), [case])
+    for case in (random_case(35, 300, 8, 1), random_case(35, 300, 8, 1).as_24()):
+        tensors = dict(case.packed.tensors)
+        tensors |= {name: any_words(tensors[name]) for name in ("units", "slots")}
+        if case.scheme == SCHEME_24:  # positions that do not rise are refused before
+            tensors["units"][..., -128:] = case.packed.tensors["units"][..., -128:]
+        damaged = PackedWeight(case.scheme, case.packed.shape, tensors)
+        unpack(driver(UNPACK, "plain"), [(damaged, 0)])
+        object.__setattr__(case, "packed", damaged)
+        answers(driver(LINEAR, "plain"), [case])

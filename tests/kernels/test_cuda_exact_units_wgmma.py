@@ -53,12 +53,13 @@ def test_every_compiled_shape_is_right(driver):
     cases = [planned(n, shape, 1, 1 + n % 3) for n, shape in enumerate(range(len(SHAPES)))]
     cases.append(planned(1, 0, 2, 1))
     assert any(int(case.packed.tensors["listed_offsets"][-1]) for case in cases)
-    require_all(driver(DRIVER, "plain"), cases)
+    require_all(driver(DRIVER, "plain"), [*cases, *(case.as_24() for case in cases)])
 
 
 def test_many_tokens_take_several_tiles(driver):
     case = random_case(130, 270, 32 * 2 + 5, 2, plan=Plan(0, 1, 1, 2, 2))
-    require_all(driver(DRIVER, "plain"), [case, replace(case, plan=Plan(0, 2, 1, 2, 1))])
+    cases = [case, replace(case, plan=Plan(0, 2, 1, 2, 1))]
+    require_all(driver(DRIVER, "plain"), [*cases, *(case.as_24() for case in cases)])
 
 
 def test_blocks_behind_each_other_add_up_their_sums(driver):
@@ -68,7 +69,7 @@ def test_blocks_behind_each_other_add_up_their_sums(driver):
         random_case(100, 1100, 60, 3, plan=Plan(2, 1, 4, 2, 1)),
         random_case(200, 600, 9, 4, plan=Plan(0, 2, 2, 3, 1)),
     ]
-    require_all(driver(DRIVER, "plain"), cases)
+    require_all(driver(DRIVER, "plain"), [*cases, *(case.as_24() for case in cases)])
 
 
 def test_products_as_they_are_planned(driver):
@@ -77,13 +78,14 @@ def test_products_as_they_are_planned(driver):
         random_case(*sizes[n % 4], tokens, n, plan=Plan(), gpu=(4, 227 << 10))
         for n, tokens in enumerate((17, 32, 33, 64, 65, 130))
     ]
-    require_all(driver(DRIVER, "plain"), cases)
+    require_all(driver(DRIVER, "plain"), [*cases, *(case.as_24() for case in cases)])
 
 
 def test_schedules_give_the_same_bits(driver):
     """Also sums between clusters, whichever comes last."""
-    found = require_all(driver(DRIVER, "plain"), planned(2, 2, 1, 3).with_seeds())
-    assert all(torch.equal(y, found[0]) for y in found)
+    for case in (planned(2, 2, 1, 3), planned(2, 2, 1, 3).as_24()):
+        found = require_all(driver(DRIVER, "plain"), case.with_seeds())
+        assert all(torch.equal(y, found[0]) for y in found)
 
 
 def test_unit_vectors_give_every_finite_bit_pattern(driver):
@@ -119,6 +121,7 @@ def switched_driver() -> tuple[Path, list[str]]:
 @pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_sanitizers_find_nothing(sanitizer):
     cases = [planned(1, 0, 1, 2), random_case(60, 513, 20, 2, plan=Plan(0, 1, 2, 3, 1))]
+    cases += [case.as_24() for case in cases]
     binary = (
         switched_driver()[0]
         if sanitizer == "thread"
@@ -132,7 +135,7 @@ def test_no_barrier_can_be_spared():
     """Without any one of them a race is found, a deadlock, or a wrong result."""
     binary, places = switched_driver()
     wide = random_case(150, 1300, 20, 2, plan=Plan(0, 1, 1, 2, 1))  # that reuses all stages
-    cases = [planned(1, 0, 1, 2), wide, replace(wide, seed=7)]
+    cases = [planned(1, 0, 1, 2), wide, replace(wide, seed=7), wide.as_24()]
     # Clusters, whose blocks share x and must be there, and stay, for each other.
     cases.append(random_case(300, 600, 20, 2, plan=Plan(0, 2, 1, 2, 2)))
     assert spared(binary, places, cases, require_exact) == []

@@ -26,22 +26,33 @@ VECTOR_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 _NAMED = re.compile(r"(\d+):(\d+)(?:-L(\d+))?(?:-([a-z]\w*))?", re.ASCII | re.IGNORECASE)
 NAMED_VALUES = {key: name for name in VALUE_TYPES for key in (name.partition("_")[0], name)}
+EXACT = "e4m7"
+"""What short names call bf16 values in 12 bits: 4 bits of exponent, 7 of fraction, and a sign."""
+
+
+def exact_options_named(text: str) -> dict[str, Any] | None:
+    """Reads N:M-e4m7 or N:M-LROWS-e4m7, the options of exact_nm; None for any other name."""
+    pattern, _, values = text.rpartition("-")
+    return options_named(pattern) if values.lower() == EXACT else None
 
 
 def options_named(text: str) -> dict[str, Any] | None:
     """Reads N:M, N:M-LROWS, N:M-VALUES or N:M-LROWS-VALUES; None for what begins otherwise.
 
+    None for names of exact_nm, too (`exact_options_named`).
+
     Raises:
         FormatError: For anything else that begins with N:M.
     """
-    if re.match(r"\d+:\d", text, re.ASCII) is None:
+    if re.match(r"\d+:\d", text, re.ASCII) is None or exact_options_named(text):
         return None
     found = _NAMED.fullmatch(text)
     values = NAMED_VALUES.get(found[4].lower()) if found and found[4] else None
     if found is None or (found[4] and values is None):
         raise FormatError(
             f"{text!r} is not a pattern: write N:M, with -L and the rows that share it, and -"
-            f"{', -'.join(key for key in NAMED_VALUES if key.isalnum())} for values of fewer bits, "
+            f"{', -'.join(key for key in NAMED_VALUES if key.isalnum())} or -{EXACT} for values "
+            "of fewer bits, "
             "such as 2:4, 2:4-int8 or 8:32-L32-int8"
         )
     named: dict[str, Any] = {"n": int(found[1]), "m": int(found[2])}

@@ -190,7 +190,7 @@ class UnstructuredFormat(Format):
         activations; what is of another type goes by way of the weight that it stands for.
         """
         form = self.on_gpu
-        if form is not None and target.format is form and target.dtype == packed.dtype:
+        if form is not None and target == form.scheme(packed.dtype, packed.scheme.values):
             stored = {name: packed.tensors[name].to(device) for name in self.streams}
             return form.arrange(stored, target, packed.shape)
         to, found, other = target.format, quantization_of(packed.scheme), quantization_of(target)

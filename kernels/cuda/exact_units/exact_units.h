@@ -24,10 +24,11 @@ cudaError_t exact_units_linear(const exact_units::Arguments& arguments,
 cudaError_t exact_units_wgmma(const exact_units::WgmmaArguments& arguments, const TiledMatrix& x,
                               const exact_units::WgmmaPlan& plan, bool early, cudaStream_t stream);
 
-// Unpacks units to weight[rows, cols], bfloat16, on `stream` of the current device; rows, cols >=
+// Unpacks units of a kind to weight[rows, cols], bfloat16, on `stream` of the current device; rows,
+// cols >=
 // 1. Rows from a multiple of 16 on can be unpacked alone: pass their units, scales, slots and
 // offsets, and the whole list.
-cudaError_t exact_units_unpack(const uint32_t* units, const float* scales,
+cudaError_t exact_units_unpack(const uint32_t* units, exact_units::Kind kind, const float* scales,
                                const exact_units::Exceptions& exceptions, int64_t rows,
                                int64_t cols, uint16_t* weight, cudaStream_t stream);
 

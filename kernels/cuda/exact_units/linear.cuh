@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias from exact_units by dense mma, the decode kernel (few tokens): one launch that
-// reads the weight once, in its stored layout, and x once per block.
+// y = x W^T + bias from exact_units by mma, or of 2:4 by mma.sp, the decode kernel (few tokens):
+// one launch that reads the weight once, in its stored layout, and x once per block.
 //
 // A block has a grid of row_warps x column_warps compute warps. In each step a warp multiplies
 // row_units vertically adjacent units, which it copies through its own ring in shared memory
@@ -14,6 +14,7 @@
 #include "common/device.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
+#include "common/mma_sparse.cuh"
 #include "cuda/exact_units/decode.cuh"
 #include "cuda/exact_units/finish.cuh"
 #include "cuda/exact_units/linear_compiled.h"
@@ -30,10 +31,12 @@ namespace flashsparse::exact_units {
 // Compile-time counterpart of an entry of kShapes.
 template <int kTokens_,    // of y at most
           int kRowUnits_,  // that a warp multiplies in a step
-          int kWarps_>     // compute warps of a block at most
+          int kWarps_,     // compute warps of a block at most
+          Kind kKind_>
 struct Shape {
   static constexpr ShapeInfo kInfo{kTokens_, kRowUnits_, kWarps_};
   static constexpr int kTokens = kTokens_, kRowUnits = kRowUnits_;
+  static constexpr Kind kKind = kKind_;
   static constexpr int kThreads = (kWarps_ + 1) * 32;
   static constexpr uint32_t kPanelBytes = kTokens * 128;  // of x: 64 columns
   static constexpr uint32_t kXUnitBytes = kPanels * kPanelBytes;
@@ -54,17 +57,52 @@ class Multiplier {
   __device__ __forceinline__ void multiply(uint32_t units, uint32_t x) {
     const int lane = threadIdx.x % 32;
     const uint32_t even = x + x_unit_ + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
+    if constexpr (Shape::kKind == Kind::kDense) {
+      multiply_dense(units, even);
+    } else {
+      multiply_24(units, even);
+    }
+  }
+
+  // Adds the products of the units' slots. `slots`: shared address of the first unit's.
+  __device__ __forceinline__ void add_exceptions(uint32_t slots, uint32_t x) {
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) {
+      FS_NO_UNROLL
+      for (int i = 0; i < unit_slots_; ++i) {
+        const auto slot = load_shared<uint32_t>(slots + (m * unit_slots_ + i) * 4);
+        if (slot == 0) break;
+        if (slot_row(slot) % 8 == threadIdx.x % 32 / 4) add(sums[m], slot, x + x_unit_);
+      }
+    }
+  }
+
+  Tile sums;
+
+ private:
+  static constexpr int kUnit = unit_bytes(Shape::kKind);
+
+  // The words of a lane's weights in a panel of each unit.
+  using Words = uint4[Shape::kRowUnits][kPanelVectors];
+
+  static __device__ __forceinline__ void load(Words& words, uint32_t units, int panel) {
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) {
+      FS_UNROLL
+      for (int i = 0; i < kPanelVectors; ++i) {
+        words[m][i] =
+            load_shared<uint4>(units + m * kUnit + (panel * kPanelVectors + i) * kVectorBytes);
+      }
+    }
+  }
+
+  // `even`: shared address that this lane gives to ldmatrix for the first 32 columns of a panel of
+  // x; bit 6 of it tells the other 32.
+  __device__ __forceinline__ void multiply_dense(uint32_t units, uint32_t even) {
     FS_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
-      uint4 words[Shape::kRowUnits][kPanelVectors];
-      FS_UNROLL
-      for (int m = 0; m < Shape::kRowUnits; ++m) {
-        FS_UNROLL
-        for (int i = 0; i < kPanelVectors; ++i) {
-          words[m][i] = load_shared<uint4>(units + m * kUnitBytes +
-                                           (panel * kPanelVectors + i) * kVectorBytes);
-        }
-      }
+      Words words;
+      load(words, units, panel);
       FS_UNROLL
       for (int half = 0; half < 2; ++half) {  // 32 columns, of which ldmatrix loads x at once
         uint32_t a[Shape::kRowUnits][2][4];
@@ -88,22 +126,48 @@ class Multiplier {
     }
   }
 
-  // Adds the products of the units' slots. `slots`: shared address of the first unit's.
-  __device__ __forceinline__ void add_exceptions(uint32_t slots, uint32_t x) {
+  __device__ __forceinline__ void multiply_24(uint32_t units, uint32_t even) {
+    uint4 metadata[Shape::kRowUnits];
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) {
-      FS_NO_UNROLL
-      for (int i = 0; i < unit_slots_; ++i) {
-        const auto slot = load_shared<uint32_t>(slots + (m * unit_slots_ + i) * 4);
-        if (slot == 0) break;
-        if (slot_row(slot) % 8 == threadIdx.x % 32 / 4) add(sums[m], slot, x + x_unit_);
+      metadata[m] = load_shared<uint4>(units + m * kUnit + exact_units::metadata(Kind::k24));
+    }
+    FS_UNROLL
+    for (int panel = 0; panel < panels(Kind::k24); ++panel) {
+      Words words;
+      load(words, units, panel);
+      FS_UNROLL
+      for (int pair = 0; pair < 2; ++pair) {  // of steps, whose x is in one panel
+        uint32_t places[Shape::kRowUnits];
+        FS_UNROLL
+        for (int m = 0; m < Shape::kRowUnits; ++m) {
+          const uint4& of = metadata[m];
+          places[m] = panel == 0 ? (pair == 0 ? of.x : of.y) : (pair == 0 ? of.z : of.w);
+        }
+        const uint32_t x = even + (panel * 2 + pair) * Shape::kPanelBytes;
+        multiply_step<0>(words, pair * 2, x, places);
+        multiply_step<1>(words, pair * 2 + 1, x ^ 64, places);
       }
     }
   }
 
-  Tile sums;
+  template <int half>
+  __device__ __forceinline__ void multiply_step(const Words& words, int step, uint32_t x,
+                                                const uint32_t (&places)[Shape::kRowUnits]) {
+    uint32_t a[Shape::kRowUnits][4];
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) decode(words[m], step, a[m]);
+    FS_UNROLL
+    for (int n = 0; n < Shape::kTokens / 8; ++n) {
+      uint32_t b[4];
+      ldmatrix_x4(b, x + n * 8 * 128);
+      FS_UNROLL
+      for (int m = 0; m < Shape::kRowUnits; ++m) {
+        mma_sparse_m16n8k32<BFloat16, half>(sums[m][n], a[m], b, places[m]);
+      }
+    }
+  }
 
- private:
   // Adds the products of one weight and this lane's tokens.
   static __device__ __forceinline__ void add(float (&to)[Shape::kTokens / 8][4], uint32_t slot,
                                              uint32_t x) {
@@ -138,9 +202,9 @@ __device__ __forceinline__ void run_block(const Arguments& a, const mma_units::C
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   const int row_warp = cut.by_column_warps(warp);
   const int column_warp = warp - row_warp * cut.column_warps;
-  const mma_units::Shared layout(Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps,
-                                 cut.x_stages,
-                                 ring_bytes(Shape::kRowUnits, unit_slots, cut.weight_stages), 2);
+  const mma_units::Shared layout(
+      Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps, cut.x_stages,
+      ring_bytes(Shape::kKind, Shape::kRowUnits, unit_slots, cut.weight_stages), 2);
   mma_units::Steps steps(cut);
   mma_units::XRing<Shape> x(a, cut, layout, shared);
   const bool copies_x = warp == warps;
@@ -207,10 +271,10 @@ constexpr Compiled compiled_in() {
   return nullptr;
 }
 
-template <int for_tokens>
+template <int for_tokens, Kind kind>
 const Compiled* compiled_linear() {
 #define FS_COMPILED(tokens, row_units, warps) \
-  compiled_in<Shape<tokens, row_units, warps>, for_tokens>(),
+  compiled_in<Shape<tokens, row_units, warps, kind>, for_tokens>(),
   static const Compiled compiled[] = {FS_EXACT_UNITS_SHAPES(FS_COMPILED)};
 #undef FS_COMPILED
   return compiled;

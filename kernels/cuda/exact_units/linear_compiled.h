@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of exact_units. The shapes of each number of tokens have a source
-// file of their own (instances.cmake), so that they compile in parallel.
+// The compiled decode kernels of exact_units. The shapes of each number of tokens and kind of unit
+// have a source file of their own (instances.cmake), so that they compile in parallel.
 #pragma once
 #include <algorithm>
 
@@ -20,7 +20,7 @@ inline mma_units::Cut cut_of(const LinearPlan& plan, int64_t rows, int64_t cols,
 using Compiled = void (*)(Arguments, mma_units::Cut);
 
 // Indexed like kShapes; null where a shape is for other numbers of tokens.
-template <int for_tokens>
+template <int for_tokens, Kind kind>
 const Compiled* compiled_linear();
 
 }  // namespace flashsparse::exact_units

@@ -36,26 +36,27 @@ constexpr int max_tokens(const Gpu& gpu) { return gpu.shared_bytes > 128 << 10 ?
 
 struct LinearPlan : mma_units::LinearPlan<kShapes> {
   int unit_slots = 16;  // for exceptions
+  Kind kind = Kind::kDense;
 
   static constexpr int x_bytes = 2;  // of an element
 
-  int unit_bytes() const { return kUnitBytes + unit_slots * 4; }
+  int unit_bytes() const { return exact_units::unit_bytes(kind) + unit_slots * 4; }
   int64_t shared_bytes() const;
 
   // The rule that the plan breaks for a product of this size, or null. A launch needs null.
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// The launch for tokens in [1, max_tokens(gpu)] of a weight with these slots in a unit, and its
-// cost in microseconds; then every launch that it was compared with.
+// The launch for tokens in [1, max_tokens(gpu)] of a weight with such units and these slots in
+// each, and its cost in microseconds; then every launch that it was compared with.
 Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
-                                int unit_slots);
+                                Kind kind, int unit_slots);
 std::vector<Priced<LinearPlan>> list_linear(int64_t rows, int64_t cols, int64_t tokens,
-                                            const Gpu& gpu, int unit_slots);
+                                            const Gpu& gpu, Kind kind, int unit_slots);
 
-inline LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+inline LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, Kind kind,
                               int unit_slots) {
-  return price_linear(rows, cols, tokens, gpu, unit_slots).launch;
+  return price_linear(rows, cols, tokens, gpu, kind, unit_slots).launch;
 }
 
 }  // namespace flashsparse::exact_units

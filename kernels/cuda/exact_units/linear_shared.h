@@ -10,14 +10,17 @@
 namespace flashsparse::exact_units {
 
 // Bytes of a stage.
-FS_HOST_DEVICE constexpr uint32_t stage_bytes(int row_units) { return row_units * kUnitBytes; }
+FS_HOST_DEVICE constexpr uint32_t stage_bytes(Kind kind, int row_units) {
+  return row_units * unit_bytes(kind);
+}
 FS_HOST_DEVICE constexpr uint32_t slots_bytes(int row_units, int unit_slots) {
   return row_units * unit_slots * 4;
 }
 
 // Whole lines of 128 bytes, to which copies are faster.
-FS_HOST_DEVICE constexpr uint32_t ring_bytes(int row_units, int unit_slots, int stages) {
-  return (stages * (stage_bytes(row_units) + slots_bytes(row_units, unit_slots)) + 127) & ~127u;
+FS_HOST_DEVICE constexpr uint32_t ring_bytes(Kind kind, int row_units, int unit_slots, int stages) {
+  return (stages * (stage_bytes(kind, row_units) + slots_bytes(row_units, unit_slots)) + 127) &
+         ~127u;
 }
 
 }  // namespace flashsparse::exact_units

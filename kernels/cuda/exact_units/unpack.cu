@@ -4,17 +4,19 @@
 
 namespace flashsparse::cuda {
 
-cudaError_t exact_units_unpack(const uint32_t* units, const float* scales,
+cudaError_t exact_units_unpack(const uint32_t* units, exact_units::Kind kind, const float* scales,
                                const exact_units::Exceptions& exceptions, int64_t rows,
                                int64_t cols, uint16_t* weight, cudaStream_t stream) {
+  using exact_units::Kind;
   const int64_t count = exact_units::unit_rows(rows) * exact_units::unit_cols(cols);
   if (rows < 1 || cols < 1 || count > INT32_MAX ||
       reinterpret_cast<uintptr_t>(units) % sizeof(uint4) != 0) {
     return cudaErrorInvalidValue;
   }
-  exact_units::
-      unpack_kernel<<<static_cast<uint32_t>(count), exact_units::kUnpackThreads, 0, stream>>>(
-          units, scales, exceptions, static_cast<int>(rows), cols, weight);
+  const auto kernel = kind == Kind::kDense ? exact_units::unpack_kernel<Kind::kDense>
+                                           : exact_units::unpack_kernel<Kind::k24>;
+  kernel<<<static_cast<uint32_t>(count), exact_units::kUnpackThreads, 0, stream>>>(
+      units, scales, exceptions, static_cast<int>(rows), cols, weight);
   return cudaGetLastError();
 }
 

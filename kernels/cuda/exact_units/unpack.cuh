@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unpacks exact_units, bit for bit: a block for each unit, a warp for each panel of 64 columns.
-// Weights are put together in shared memory, since a lane has two columns of eight, and leave it in
-// whole rows.
+// Unpacks exact_units, bit for bit: a block for each unit, a warp for 64 columns. Weights are put
+// together in shared memory, since a lane has two columns of eight, or four of sixteen, and leave
+// it in whole rows.
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
 #include "cuda/exact_units/decode.cuh"
 #include "cuda/exact_units/linear_arguments.h"
+#include "cuda/sparse_24/unpack.cuh"
 #include "formats/exact_units.h"
 
 namespace flashsparse::exact_units {
@@ -22,8 +23,57 @@ __device__ __forceinline__ uint16_t unscaled(uint32_t slot, float scale) {
   return from_float<BFloat16>(to_float<BFloat16>(bits) * scale);
 }
 
+// Decodes the columns of a panel to the tile, the first of which in the lane's upper row is at
+// `place`; `scales` of both rows are twice a bfloat16.
+__device__ __forceinline__ void unpack_dense(const uint4* vectors, int panel, uint32_t place,
+                                             const uint32_t (&scales)[2]) {
+  uint4 words[kPanelVectors];
+  FS_UNROLL
+  for (int i = 0; i < kPanelVectors; ++i)
+    words[i] = load_streaming(vectors + (panel * kPanelVectors + i) * 32);
+  FS_UNROLL
+  for (int step = 0; step < 4; ++step) {
+    uint32_t a[4];
+    decode(words, step, a);
+    FS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      // Exact: a power of two.
+      const uint32_t two = fma_two<BFloat16>(a[i], scales[i % 2], 0x80008000);
+      const int column = step * 16 + i / 2 * 8 + threadIdx.x % 4 * 2;
+      store_shared(place + (i % 2 * 8 * kUnpackStride + column) * 2, two);
+    }
+  }
+}
+
+// The same of 2:4, zeros included.
+__device__ __forceinline__ void unpack_24(const uint4* vectors, int panel, uint32_t place,
+                                          const uint32_t (&scales)[2]) {
+  const int lane = threadIdx.x % 32;
+  uint4 words[kPanelVectors];
+  FS_UNROLL
+  for (int i = 0; i < kPanelVectors; ++i)
+    words[i] = load_streaming(vectors + (panel / 2 * kPanelVectors + i) * 32);
+  const auto* const places =
+      reinterpret_cast<const uint32_t*>(vectors - lane + metadata(Kind::k24) / kLaneBytes);
+  FS_UNROLL
+  for (int step = 0; step < 2; ++step) {
+    uint32_t a[4];
+    decode(words, panel % 2 * 2 + step, a);
+    FS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t two = fma_two<BFloat16>(a[i], scales[i % 2], 0x80008000);
+      const int giver = (lane & ~3) + step * 2 + i / 2;
+      const uint32_t word = load_readonly(places + giver * (kLaneBytes / 4) + panel);
+      const uint2 four = sparse_24::spread(two, word >> (i % 2 * 16 + lane % 4 * 4));
+      const int column = step * 32 + i / 2 * 16 + lane % 4 * 4;
+      store_shared(place + (i % 2 * 8 * kUnpackStride + column) * 2, four);
+    }
+  }
+}
+
 // Launch with a block for each unit, and kUnpackThreads threads. All pointers but the list are to
 // what belongs to the first row to unpack, a multiple of 16.
+template <Kind kind>
 __global__ void __launch_bounds__(kUnpackThreads)
     unpack_kernel(const uint32_t* units, const float* scales, const Exceptions exceptions, int rows,
                   int64_t cols, uint16_t* weight) {
@@ -32,11 +82,7 @@ __global__ void __launch_bounds__(kUnpackThreads)
   const uint32_t unit_col = blockIdx.x - unit_row * across;
   const int panel = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto* const vectors = reinterpret_cast<const uint4*>(units) +
-                              uint64_t{blockIdx.x} * (kUnitBytes / kLaneBytes) +
-                              panel * kPanelVectors * 32 + lane;
-  uint4 words[kPanelVectors];
-  FS_UNROLL
-  for (int i = 0; i < kPanelVectors; ++i) words[i] = load_streaming(vectors + i * 32);
+                              uint64_t{blockIdx.x} * (unit_bytes(kind) / kLaneBytes) + lane;
   uint32_t scale[2];  // of both rows, twice as a bfloat16: its exponent alone
   FS_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -45,17 +91,11 @@ __global__ void __launch_bounds__(kUnpackThreads)
     scale[half] |= scale[half] << 16;
   }
   const uint32_t place =
-      shared_address(tile) + ((lane / 4) * kUnpackStride + panel * kPanelCols + lane % 4 * 2) * 2;
-  FS_UNROLL
-  for (int step = 0; step < 4; ++step) {
-    uint32_t a[4];
-    decode(words, step, a);
-    FS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      // Exact: a power of two.
-      const uint32_t two = fma_two<BFloat16>(a[i], scale[i % 2], 0x80008000);
-      store_shared(place + (i % 2 * 8 * kUnpackStride + step * 16 + i / 2 * 8) * 2, two);
-    }
+      shared_address(tile) + ((lane / 4) * kUnpackStride + panel * kPanelCols) * 2;
+  if constexpr (kind == Kind::kDense) {
+    unpack_dense(vectors, panel, place, scale);
+  } else {
+    unpack_24(vectors, panel, place, scale);
   }
   __syncthreads();
   if (threadIdx.x < static_cast<uint32_t>(exceptions.unit_slots)) {

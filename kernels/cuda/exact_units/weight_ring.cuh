@@ -50,7 +50,8 @@ class WeightRing {
   }
 
  private:
-  static constexpr uint32_t kStage = stage_bytes(Shape::kRowUnits);
+  static constexpr int kUnit = unit_bytes(Shape::kKind);
+  static constexpr uint32_t kStage = stage_bytes(Shape::kKind, Shape::kRowUnits);
 
   __device__ __forceinline__ uint32_t slots_at(int stage) const {
     return ring_ + cut_.weight_stages * kStage +
@@ -64,10 +65,10 @@ class WeightRing {
       FS_UNROLL
       for (int m = 0; m < Shape::kRowUnits; ++m) {
         const unsigned char* const from = reinterpret_cast<const unsigned char*>(a_.units) +
-                                          uint64_t{unit_below(m)} * kUnitBytes + lane * kLaneBytes;
-        const uint32_t to = ring_ + lane * kLaneBytes + filled_ * kStage + m * kUnitBytes;
+                                          uint64_t{unit_below(m)} * kUnit + lane * kLaneBytes;
+        const uint32_t to = ring_ + lane * kLaneBytes + filled_ * kStage + m * kUnit;
         FS_UNROLL
-        for (int i = 0; i < kUnitBytes; i += kVectorBytes) {
+        for (int i = 0; i < kUnit; i += kVectorBytes) {
           copy_async_hinted(to + i, from + i, policy_);
         }
       }

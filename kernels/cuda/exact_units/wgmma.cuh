@@ -12,9 +12,10 @@
 #pragma once
 #include "common/cluster.cuh"
 #include "common/device.cuh"
-#include "common/wgmma_registers.cuh"
+#include "common/wgmma.cuh"
 #include "cuda/exact_units/finish.cuh"
 #include "cuda/exact_units/wgmma_compiled.h"
+#include "cuda/exact_units/wgmma_operand.cuh"
 #include "cuda/exact_units/wgmma_plan.h"
 #include "cuda/exact_units/wgmma_weights.cuh"
 #include "cuda/mma_units/wgmma_sums.cuh"
@@ -25,9 +26,11 @@ namespace flashsparse::exact_units {
 
 // Compile-time counterpart of an entry of kWgmmaShapes.
 template <int kTokens_,  // of a tile
-          int kGroups_>  // consumer warpgroups of a block
+          int kGroups_,  // consumer warpgroups of a block
+          Kind kKind_>
 struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kGroups = kGroups_;
+  static constexpr Kind kKind = kKind_;
   static constexpr int kThreads = wgmma_threads(kGroups);
   static constexpr int kUnits = kGroups * 4;  // one for each consumer warp
   static constexpr uint32_t kPanelBytes = mma_units::wgmma_stage_bytes(kTokens);
@@ -52,7 +55,7 @@ class WgmmaMultiplier {
     store.expect(tiles);
     griddepcontrol_wait();
     weights.take();
-    make(a_[0], weights, 0);
+    operand_.make(a_[0], weights, 0);
     FS_NO_UNROLL
     while (!tiles.ended()) {
       FS_UNROLL
@@ -70,16 +73,7 @@ class WgmmaMultiplier {
   }
 
  private:
-  static constexpr int kSteps = 4;            // of 16 columns, in a panel
-  static constexpr uint32_t kStepBytes = 32;  // of x
-  using A = uint32_t[kSteps][4];
-
-  static __device__ __forceinline__ void make(A& a, const WgmmaWeights<Shape>& weights, int panel) {
-    uint4 words[kPanelVectors];
-    weights.load(words, panel);
-    FS_UNROLL
-    for (int i = 0; i < kSteps; ++i) decode(words, i, a[i]);
-  }
+  using Operand = WgmmaOperand<Shape::kKind>;
 
   // Multiplies by a unit, whose first panel is in a_.
   __device__ __forceinline__ void step(WgmmaWeights<Shape>& weights) {
@@ -89,16 +83,11 @@ class WgmmaMultiplier {
       mbarrier_wait(x_.full(), x_.parity());
       wgmma_hold(sums_);
       wgmma_begin();
-      const uint64_t x = wgmma_operand(x_.panel());
-      FS_UNROLL
-      for (int i = 0; i < kSteps; ++i) {
-        wgmma_registers<BFloat16, Shape::kTokens>(sums_, a_[panel % 2][i],
-                                                  wgmma_moved(x, i * kStepBytes));
-      }
+      Operand::template multiply<Shape::kTokens>(sums_, a_[panel % 2], wgmma_operand(x_.panel()));
       wgmma_commit();
       // Prepares the next panel while this one is being multiplied.
       if (panel + 1 < kPanels) {
-        make(a_[(panel + 1) % 2], weights, panel + 1);
+        operand_.make(a_[(panel + 1) % 2], weights, panel + 1);
       } else {
         weights.release();
       }
@@ -107,7 +96,7 @@ class WgmmaMultiplier {
       x_.release(arguments_);
     }
     weights.take();
-    make(a_[0], weights, 0);
+    operand_.make(a_[0], weights, 0);
   }
 
   // Adds the products of those of the unit's exceptions whose columns are in the panel.
@@ -146,7 +135,8 @@ class WgmmaMultiplier {
 
   const WgmmaArguments& arguments_;
   mma_units::WgmmaX<Shape> x_;
-  A a_[2];  // of this panel and the next
+  typename Operand::A a_[2];  // of this panel and the next
+  Operand operand_;
   float sums_[Shape::kTokens / 2];
 };
 
@@ -177,15 +167,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-template <int for_tokens, int tokens, int groups>
+template <int for_tokens, int tokens, int groups, Kind kind>
 constexpr WgmmaCompiled wgmma_in() {
-  if constexpr (for_tokens == tokens) return wgmma_kernel<WgmmaShape<tokens, groups>>;
+  if constexpr (for_tokens == tokens) return wgmma_kernel<WgmmaShape<tokens, groups, kind>>;
   return nullptr;
 }
 
-template <int for_tokens>
+template <int for_tokens, Kind kind>
 const WgmmaCompiled* compiled_wgmma() {
-#define FS_COMPILED(tokens, groups) wgmma_in<for_tokens, tokens, groups>(),
+#define FS_COMPILED(tokens, groups) wgmma_in<for_tokens, tokens, groups, kind>(),
   static const WgmmaCompiled compiled[] = {FS_EXACT_UNITS_WGMMA_SHAPES(FS_COMPILED)};
 #undef FS_COMPILED
   return compiled;

@@ -100,35 +100,36 @@ bool give_stages(WgmmaPlan& plan) {
 
 // Calls body(plan, cost) for each candidate launch.
 template <class Body>
-void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, int unit_slots,
-                   const Body& body) {
+void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, Kind kind,
+                   int unit_slots, const Body& body) {
   int64_t widest = 32;
   while (widest < std::min<int64_t>(tokens, 128)) widest *= 2;
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
     if (kWgmmaShapes[shape].tokens > widest) continue;
     // For one tile of tokens the L2 is not the limiter.
     const int most_down = tokens > widest ? kMostCluster : 1;
-    mma_units::for_each_wgmma(
-        WgmmaPlan{shape, 1, 1, 0, 1, unit_slots}, most_down, rows, cols, tokens, gpu, give_stages,
-        [&](const WgmmaPlan& plan) { body(plan, cost(plan, rows, cols, tokens, gpu)); });
+    mma_units::for_each_wgmma(WgmmaPlan{shape, 1, 1, 0, 1, unit_slots, kind}, most_down, rows, cols,
+                              tokens, gpu, give_stages, [&](const WgmmaPlan& plan) {
+                                body(plan, cost(plan, rows, cols, tokens, gpu));
+                              });
   }
 }
 
 }  // namespace
 
-Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, Kind kind,
                               int unit_slots) {
-  const std::array<int64_t, 4> key{rows, cols, tokens, unit_slots};
+  const std::array<int64_t, 5> key{rows, cols, tokens, unit_slots, static_cast<int64_t>(kind)};
   return remembered(key, gpu, [&] {
     return cheapest<WgmmaPlan>(
-        [&](const auto& body) { for_each_plan(rows, cols, tokens, gpu, unit_slots, body); });
+        [&](const auto& body) { for_each_plan(rows, cols, tokens, gpu, kind, unit_slots, body); });
   });
 }
 
 std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens,
-                                          const Gpu& gpu, int unit_slots) {
+                                          const Gpu& gpu, Kind kind, int unit_slots) {
   return listed<WgmmaPlan>(
-      [&](const auto& body) { for_each_plan(rows, cols, tokens, gpu, unit_slots, body); });
+      [&](const auto& body) { for_each_plan(rows, cols, tokens, gpu, kind, unit_slots, body); });
 }
 
 }  // namespace flashsparse::exact_units

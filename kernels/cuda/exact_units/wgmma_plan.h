@@ -34,9 +34,10 @@ FS_HOST_DEVICE constexpr int wgmma_threads(int groups) { return groups * 128 + 3
 
 struct WgmmaPlan : mma_units::WgmmaPlan<kWgmmaShapes> {
   int unit_slots = 16;
+  Kind kind = Kind::kDense;
 
   int threads() const { return wgmma_threads(info().groups); }
-  int unit_bytes() const { return kUnitBytes + unit_slots * 4; }
+  int unit_bytes() const { return exact_units::unit_bytes(kind) + unit_slots * 4; }
   // Stages of the weight ring: whatever shared memory remains.
   int weight_stages() const;
   int64_t shared_bytes() const;
@@ -47,14 +48,14 @@ struct WgmmaPlan : mma_units::WgmmaPlan<kWgmmaShapes> {
 
 // The launch for tokens >= 1 on a GPU with wgmma and its cost in microseconds; then every launch
 // that it was compared with.
-Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, Kind kind,
                               int unit_slots);
 std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens,
-                                          const Gpu& gpu, int unit_slots);
+                                          const Gpu& gpu, Kind kind, int unit_slots);
 
-inline WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+inline WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, Kind kind,
                             int unit_slots) {
-  return price_wgmma(rows, cols, tokens, gpu, unit_slots).launch;
+  return price_wgmma(rows, cols, tokens, gpu, kind, unit_slots).launch;
 }
 
 }  // namespace flashsparse::exact_units

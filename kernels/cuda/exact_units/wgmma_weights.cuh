@@ -7,7 +7,6 @@
 // the whole ring is filled.
 #pragma once
 #include "common/memory.cuh"
-#include "cuda/exact_units/decode.cuh"
 #include "cuda/exact_units/linear_arguments.h"
 #include "cuda/exact_units/wgmma_plan.h"
 #include "cuda/mma_units/wgmma_tiles.cuh"
@@ -30,8 +29,8 @@ class WgmmaWeights {
         static_cast<uint32_t>(mma_units::wgmma_sums_bytes(Shape::kTokens, Shape::kGroups, a.depth));
     const uint32_t units = x.end() + sums;
     const int first = warp * a.weight_stages;
-    ring_ = units + first * kUnitBytes + threadIdx.x % 32 * kLaneBytes;
-    slots_ = units + Shape::kUnits * a.weight_stages * kUnitBytes + first * slot_bytes() +
+    ring_ = units + first * kUnit + threadIdx.x % 32 * kLaneBytes;
+    slots_ = units + Shape::kUnits * a.weight_stages * kUnit + first * slot_bytes() +
              threadIdx.x % 32 * 4;
     seek();
   }
@@ -51,13 +50,9 @@ class WgmmaWeights {
     slot_ =
         lane < a_.exceptions.unit_slots ? load_shared<uint32_t>(slots_ + read_ * slot_bytes()) : 0;
   }
-  // This lane's words of a panel of the unit.
-  __device__ __forceinline__ void load(uint4 (&words)[kPanelVectors], int panel) const {
-    FS_UNROLL
-    for (int i = 0; i < kPanelVectors; ++i) {
-      words[i] = load_shared<uint4>(ring_ + read_ * kUnitBytes +
-                                    (panel * kPanelVectors + i) * kVectorBytes);
-    }
+  // This lane's part of a vector of the unit.
+  __device__ __forceinline__ uint4 load(int vector) const {
+    return load_shared<uint4>(ring_ + read_ * kUnit + vector * kVectorBytes);
   }
   // This lane's slot of the unit, or 0.
   __device__ __forceinline__ uint32_t slot() const { return slot_; }
@@ -69,6 +64,8 @@ class WgmmaWeights {
   }
 
  private:
+  static constexpr int kUnit = unit_bytes(Shape::kKind);
+
   __device__ __forceinline__ uint32_t slot_bytes() const { return a_.exceptions.unit_slots * 4; }
 
   // Starts to copy a unit to the stage that was read last: one group of the thread's copies, empty
@@ -80,10 +77,10 @@ class WgmmaWeights {
   __device__ __forceinline__ void copy_unit() {
     const uint32_t lane = threadIdx.x % 32, lanes = a_.exceptions.unit_slots / 4;
     const auto* const from = reinterpret_cast<const unsigned char*>(a_.units) +
-                             uint64_t{unit_} * kUnitBytes + lane * kLaneBytes;
-    const uint32_t to = ring_ + filled_ * kUnitBytes;
+                             uint64_t{unit_} * kUnit + lane * kLaneBytes;
+    const uint32_t to = ring_ + filled_ * kUnit;
     FS_UNROLL
-    for (int i = 0; i < kUnitBytes; i += kVectorBytes) copy_async_hinted(to + i, from + i, policy_);
+    for (int i = 0; i < kUnit; i += kVectorBytes) copy_async_hinted(to + i, from + i, policy_);
     if (lane < lanes) {
       copy_async<16>(slots_ + filled_ * slot_bytes() + lane * 12,
                      a_.exceptions.slots + (uint64_t{unit_} * lanes + lane) * 4, true);

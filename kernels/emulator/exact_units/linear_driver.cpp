@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the linear kernel over every case on stdin and writes y to stdout.
 //   case    int64 rows, cols, tokens, has_bias, seed, multiprocessors, shared_bytes, plan[6],
-//           slots of a unit, room of the list; the weight (weight.h); uint16 x[tokens * stride],
-//           stride = cols rounded up to a multiple of 8; uint16 bias[rows] if it has one
+//           slots of a unit, Kind, room of the list; the weight (weight.h); uint16 x[tokens *
+//           stride], stride = cols rounded up to a multiple of 8; uint16 bias[rows] if it has one
 //           plan: the numbers of LinearPlan in their order, or -1 first to let the host plan for a
 //           GPU with these multiprocessors and bytes of shared memory
 //   answer  uint16 y[tokens * rows]
@@ -16,16 +16,17 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::exact_units;
 
+template <Kind kind>
 Compiled compiled(const LinearPlan& plan) {
   switch (plan.info().tokens) {
     case 8:
-      return compiled_linear<8>()[plan.shape];
+      return compiled_linear<8, kind>()[plan.shape];
     case 16:
-      return compiled_linear<16>()[plan.shape];
+      return compiled_linear<16, kind>()[plan.shape];
     case 32:
-      return compiled_linear<32>()[plan.shape];
+      return compiled_linear<32, kind>()[plan.shape];
     default:
-      return compiled_linear<64>()[plan.shape];
+      return compiled_linear<64, kind>()[plan.shape];
   }
 }
 
@@ -33,21 +34,21 @@ Compiled compiled(const LinearPlan& plan) {
 
 int main(int argc, char** argv) {
   const driver::Counting counting(argc, argv);
-  int64_t header[15];
+  int64_t header[16];
   while (driver::read_header(header)) {
     const int64_t rows = header[0], cols = header[1], tokens = header[2], seed = header[4];
     const Gpu gpu{static_cast<int>(header[5]), header[6], 8, 9};
     int numbers[7];
     for (int i = 0; i < 7; ++i) numbers[i] = static_cast<int>(header[7 + i]);
     LinearPlan plan{numbers[0], numbers[1], numbers[2], numbers[3],
-                    numbers[4], numbers[5], numbers[6]};
-    if (plan.shape < 0) plan = plan_linear(rows, cols, tokens, gpu, plan.unit_slots);
+                    numbers[4], numbers[5], numbers[6], static_cast<Kind>(header[14])};
+    if (plan.shape < 0) plan = plan_linear(rows, cols, tokens, gpu, plan.kind, plan.unit_slots);
     if (const char* const rule = plan.broken_rule(rows, cols, tokens, gpu)) {
       std::fprintf(stderr, "%s\n", rule);
       return 1;
     }
     Weight weight;
-    weight.read(rows, cols, plan.unit_slots, header[14]);
+    weight.read(rows, cols, plan.kind, plan.unit_slots, header[15]);
     const int64_t stride = (cols + 7) / 8 * 8;
     const auto x = driver::read<uint16_t>(tokens * stride);
     const auto bias = driver::read<uint16_t>(header[3] ? rows : 0);
@@ -69,7 +70,8 @@ int main(int argc, char** argv) {
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);
     const mma_units::Cut cut = cut_of(plan, rows, cols, seed % 2 == 1);
-    const Compiled kernel = compiled(plan);
+    const Compiled kernel =
+        plan.kind == Kind::kDense ? compiled<Kind::kDense>(plan) : compiled<Kind::k24>(plan);
     const simt::UsedByLastKernel used[] = {
         {x.get(), static_cast<size_t>(tokens * stride)},
         {y.get(), static_cast<size_t>(tokens * rows)},

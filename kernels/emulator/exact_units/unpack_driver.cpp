@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the unpack kernel over every case on stdin and writes the weights to stdout.
-//   case    int64 rows, cols, seed, slots of a unit, room of the list; the weight (weight.h)
+//   case    int64 rows, cols, seed, slots of a unit, Kind, room of the list; the weight (weight.h)
 //   answer  uint16 weight[rows * cols]
 #include <cstdint>
 
@@ -10,16 +10,19 @@
 using namespace flashsparse::exact_units;
 
 int main() {
-  int64_t header[5];
+  int64_t header[6];
   while (driver::read_header(header)) {
-    const auto [rows, cols, seed, unit_slots, room] = header;
+    const auto [rows, cols, seed, unit_slots, number, room] = header;
+    const auto kind = static_cast<Kind>(number);
     Weight packed;
-    packed.read(rows, cols, unit_slots, room);
+    packed.read(rows, cols, kind, unit_slots, room);
     const auto weight = driver::device_array<uint16_t>(rows * cols);
     simt::launch(static_cast<unsigned>(unit_rows(rows) * unit_cols(cols)), kUnpackThreads,
                  static_cast<unsigned>(seed), [&, rows = rows, cols = cols] {
-                   unpack_kernel(packed.units.get(), packed.scales.get(), packed.exceptions(),
-                                 static_cast<int>(rows), cols, weight.get());
+                   const auto kernel = kind == Kind::kDense ? unpack_kernel<Kind::kDense>
+                                                            : unpack_kernel<Kind::k24>;
+                   kernel(packed.units.get(), packed.scales.get(), packed.exceptions(),
+                          static_cast<int>(rows), cols, weight.get());
                  });
     driver::write(weight.get(), rows * cols);
   }

@@ -21,10 +21,10 @@ struct Weight {
       offsets{nullptr, &std::free};
   int unit_slots = 0;
 
-  void read(int64_t rows, int64_t cols, int64_t slots_of_unit, int64_t room) {
+  void read(int64_t rows, int64_t cols, Kind kind, int64_t slots_of_unit, int64_t room) {
     const int64_t count = unit_rows(rows) * unit_cols(cols);
     unit_slots = static_cast<int>(slots_of_unit);
-    units = driver::read<uint32_t>(count * kUnitWords);
+    units = driver::read<uint32_t>(count * unit_words(kind));
     scales = driver::read<float>(rows);
     slots = driver::read<uint32_t>(count * unit_slots);
     list = driver::read<uint32_t>(room * 2);

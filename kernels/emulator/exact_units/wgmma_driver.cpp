@@ -12,14 +12,15 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::exact_units;
 
+template <Kind kind>
 WgmmaCompiled compiled(const WgmmaPlan& plan) {
   switch (plan.info().tokens) {
     case 32:
-      return compiled_wgmma<32>()[plan.shape];
+      return compiled_wgmma<32, kind>()[plan.shape];
     case 64:
-      return compiled_wgmma<64>()[plan.shape];
+      return compiled_wgmma<64, kind>()[plan.shape];
     default:
-      return compiled_wgmma<128>()[plan.shape];
+      return compiled_wgmma<128, kind>()[plan.shape];
   }
 }
 
@@ -27,20 +28,26 @@ WgmmaCompiled compiled(const WgmmaPlan& plan) {
 
 int main(int argc, char** argv) {
   const driver::Counting counting(argc, argv);
-  int64_t header[14];
+  int64_t header[15];
   while (driver::read_header(header)) {
     const int64_t rows = header[0], cols = header[1], tokens = header[2], seed = header[4];
     const Gpu gpu{static_cast<int>(header[5]), header[6], 9};
     int numbers[6];
     for (int i = 0; i < 6; ++i) numbers[i] = static_cast<int>(header[7 + i]);
-    WgmmaPlan plan{numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
-    if (plan.shape < 0) plan = plan_wgmma(rows, cols, tokens, gpu, plan.unit_slots);
+    WgmmaPlan plan{numbers[0],
+                   numbers[1],
+                   numbers[2],
+                   numbers[3],
+                   numbers[4],
+                   numbers[5],
+                   static_cast<Kind>(header[13])};
+    if (plan.shape < 0) plan = plan_wgmma(rows, cols, tokens, gpu, plan.kind, plan.unit_slots);
     if (const char* const rule = plan.broken_rule(rows, cols, tokens, gpu)) {
       std::fprintf(stderr, "%s\n", rule);
       return 1;
     }
     Weight weight;
-    weight.read(rows, cols, plan.unit_slots, header[13]);
+    weight.read(rows, cols, plan.kind, plan.unit_slots, header[14]);
     const int64_t stride = (cols + 7) / 8 * 8;
     const auto x = driver::read<uint16_t>(tokens * stride);
     const auto bias = driver::read<uint16_t>(header[3] ? rows : 0);
@@ -64,7 +71,8 @@ int main(int argc, char** argv) {
     arguments.cut(plan);
     arguments.weight_stages = plan.weight_stages();
     const TensorMap map = emulated_map({x.get(), tokens, cols, stride, plan.copied_tokens()});
-    const WgmmaCompiled kernel = compiled(plan);
+    const WgmmaCompiled kernel =
+        plan.kind == Kind::kDense ? compiled<Kind::kDense>(plan) : compiled<Kind::k24>(plan);
     const simt::UsedByLastKernel used[] = {
         {x.get(), static_cast<size_t>(tokens * stride)},
         {y.get(), static_cast<size_t>(tokens * rows)},

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....packed import FormatError
+from ...two_of_four import pairs_by_mask
 from ...units import SLAB_ELEMENTS, UNIT_COLS, UNIT_ROWS, unit_grid
 from ...values.dtypes import magnitudes
 from ...values.quantization import SCALE
 from ...values.types import ValueType, join_nibbles, split_nibbles
 from ..options import PatternOptions
-from ..sparse_24.layout import pairs_by_mask
 
 WINDOW = 4
 UNIT_WINDOWS = UNIT_COLS // WINDOW

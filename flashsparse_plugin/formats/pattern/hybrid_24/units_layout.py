@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....packed import FormatError
+from ...two_of_four import METADATA_WORDS, pairs_by_mask
 from ...units import UNIT_COLS, UNIT_ROWS, slabs, unit_grid, unit_rows
 from ..sparse_24 import layout as sparse_24
-from ..sparse_24.layout import METADATA_WORDS, SLAB_ROWS, UnitLayout
+from ..sparse_24.layout import SLAB_ROWS, UnitLayout
 
 PIECE_WORDS = 16
 """In which offsets count."""
@@ -71,7 +72,7 @@ def arrange(
     ends = sizes.flatten().cumsum(0)
     begins = ends.view(down, across) - sizes
     units = values.new_empty(int(ends[-1]), dtype=torch.int32)
-    by_mask = sparse_24.pairs_by_mask(values.device)
+    by_mask = pairs_by_mask(values.device)
     for slab in slabs(rows, cols, SLAB_ROWS):
         own = unit_rows(slab)
         bits = F.pad(values[slab], (0, across * UNIT_COLS - cols))

@@ -20,6 +20,7 @@ from ....gpu import Gpu
 from ....ops.plan import Product
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan, limits_of
+from ...two_of_four import require_rising
 from ...units import UNIT_COLS, UNIT_ROWS, slabs, unit_grid, unit_rows
 from ...values.quantization import SCALE, quantization_of
 from ...values.types import SMALLEST, VALUE_TYPES
@@ -152,15 +153,7 @@ class Sparse24(Experts24, PatternFormat):
             found.require_scales(self._scales(packed), packed.dtype)
         for slab in slabs(len(units) * UNIT_ROWS, units.shape[1] * UNIT_COLS, layout.SLAB_ROWS):
             held = units[unit_rows(slab)]
-            lower, upper = layout.places_of(held, own).unbind(-1)
-            wrong = (lower >= upper).nonzero()
-            if len(wrong):
-                down, across, line, four = wrong[0].tolist()
-                row = slab.start + down * UNIT_ROWS + line
-                column = across * UNIT_COLS + 4 * four
-                raise FormatError(
-                    f"the two positions of row {row}, columns {column} to {column + 3}, do not rise"
-                )
+            require_rising(layout.metadata_of(held, own), slab.start)
             if found is not None and found.type.has_nan(layout.values_of(held, own)):
                 raise FormatError("units have a code that is NaN")
             kept = layout.kept_of(held, own)

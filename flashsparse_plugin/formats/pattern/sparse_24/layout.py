@@ -10,7 +10,6 @@ codes, which have a byte each.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,12 +17,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...two_of_four import (
+    METADATA_WORDS,
+    metadata_words,
+    pairs_by_mask,
+    places_of_kept,
+)
+from ...two_of_four import places_of as places_of_metadata
 from ...units import UNIT_COLS, UNIT_ROWS, slabs, unit_grid, unit_rows
 from ...values.dtypes import bits_as, magnitudes
 from ...values.types import VALUE_TYPES, ValueType, join_nibbles, spread_scales
 from ..options import PatternOptions, unpack_positions
 
-METADATA_WORDS = 128
 SLAB_ROWS = 128  # a slab has a multiple of these: whole units, and whole groups of rows
 GROUPS = (32, 64, 128)
 
@@ -203,14 +208,12 @@ def magnitudes_of(bits: Tensor, layout: UnitLayout) -> Tensor:
 
 def places_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
     """The column, 0 to 3, of both values of every four columns: uint8 [down, across, 16, 64, 2]."""
-    down, across, _ = units.shape
-    first = layout.value_words
-    words = units[:, :, first : first + METADATA_WORDS].reshape(down, across, 8, 2, 2, 4)
-    # Of a lane group, step of two, half of the step's columns, and two steps; then by rows.
-    rows = torch.stack((words, words >> 16), 2).permute(0, 1, 2, 3, 6, 4, 5)
-    shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=units.device)
-    fours = (rows[..., None] >> shifts).reshape(down, across, UNIT_ROWS, UNIT_COLS // 4)
-    return torch.stack((fours & 3, fours >> 2 & 3), -1).to(torch.uint8)
+    return places_of_metadata(metadata_of(units, layout))
+
+
+def metadata_of(units: Tensor, layout: UnitLayout) -> Tensor:
+    """Words of metadata: int32 [unit rows, unit columns, 128]."""
+    return units[:, :, layout.value_words : layout.value_words + METADATA_WORDS]
 
 
 def values_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
@@ -247,15 +250,9 @@ def unit_words(bits: Tensor, two_of_four: Tensor, layout: UnitLayout) -> list[Te
     down, across = len(bits) // UNIT_ROWS, bits.shape[1] // UNIT_COLS
     fours = bits.view(len(bits), -1, 4)
     kept = (magnitudes(fours) if layout.type is None else fours) != 0
-    weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=bits.device)
-    places = two_of_four[(kept * weights).sum(-1, dtype=torch.int32)]
+    places = places_of_kept(kept, two_of_four)
     values = fours.where(kept, 0).gather(2, places)
-    nibbles = (places[..., 0] | places[..., 1] << 2).to(torch.int32)
-    nibbles = nibbles.view(down, 2, 8, across, 4, 2, 2, 4)  # of two steps, step, half, four columns
-    shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=bits.device)
-    halves = (nibbles << shifts).sum(-1, dtype=torch.int32)
-    metadata = (halves[:, 0] | halves[:, 1] << 16).permute(0, 2, 1, 4, 5, 3)
-    return [value_words(values, down, across, layout), metadata.reshape(down, across, -1)]
+    return [value_words(values, down, across, layout), metadata_words(places)]
 
 
 def value_words(values: Tensor, down: int, across: int, layout: UnitLayout) -> Tensor:
@@ -299,16 +296,3 @@ def _order(layout: UnitLayout) -> tuple[int, ...]:
     values = layout.type
     lane = _INTEGER_ORDERS[values.bits] if values is not None and values.is_integer else _ORDER
     return (_DOWN, _ACROSS, _VECTOR, _GROUP, _FOUR, _STEP, *lane)
-
-
-def pairs_by_mask(device: torch.device) -> Tensor:
-    """By the mask of what is kept of four columns: the two columns that are stored, int64 [16, 2].
-
-    Fewer than two are filled with the smallest others. (More than two cannot be.)
-    """
-    pairs = list(itertools.combinations(range(4), 2))
-    table = []
-    for mask in range(16):
-        kept = {column for column in range(4) if mask >> column & 1}
-        table.append(next((pair for pair in pairs if kept <= set(pair)), pairs[0]))
-    return torch.tensor(table, device=device)

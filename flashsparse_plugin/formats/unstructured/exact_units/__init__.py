@@ -2,7 +2,8 @@
 """The form in which exact bf16 weights in 12 bits run on a GPU; never written to disk.
 
 Signs, 4-bit codes of exponents and fractions lie as registers of tensor cores take them, in units
-of 16 x 256. Elements whose exponent has no code lie beside them: a few of each unit in slots, the
+of 16 x 256: of all columns, or of the two that a 2:4 weight keeps of every four. Elements whose
+exponent has no code lie beside them: a few of each unit in slots, the
 others in a list. The layout is in kernels/formats/exact_units.h.
 """
 
@@ -14,12 +15,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ....packed import Format, PackedWeight, Reference, Scheme, TensorSpec
+from ....packed import Format, FormatError, Options, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import FEW, LIBRARY, MANY, Implementation, Plan, limits_of
+from ...pattern.options import PatternOptions, columns_used
 from ...units import unit_grid
 from . import layout, reference, rows
 from .check import require_valid
 from .ops import ops
+
+TWO_OF_FOUR = PatternOptions(n=2, m=4)
+
+
+class UnitOptions(Options):
+    """Options of exact_units.
+
+    Attributes:
+        two_of_four: Whether units hold two of every four columns, the others being zero.
+    """
+
+    two_of_four: bool = False
+
+    @property
+    def title(self) -> str:
+        return "2:4" if self.two_of_four else ""
 
 
 class ExactUnits(Format):
@@ -29,15 +47,26 @@ class ExactUnits(Format):
     version = 1
     on_disk = False
     dtypes = (torch.bfloat16,)
-    sparse = "dense tensor cores on decoded weights"
+    Options = UnitOptions
+    sparse = "tensor cores on decoded weights"
     tensor_names = layout.NAMES
     bucket = 0.0002  # of listed; ordinary layers list less than half of it
     reference: ClassVar[Reference] = reference
 
+    def examples(self) -> tuple[Scheme, ...]:
+        return tuple(self.scheme(torch.bfloat16, {"two_of_four": each}) for each in (False, True))
+
+    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
+        return TWO_OF_FOUR.keep_largest(weight) if holds_24(scheme) else weight
+
+    def pattern(self, scheme: Scheme) -> tuple[int, int, int] | None:
+        return TWO_OF_FOUR.numbers if holds_24(scheme) else None
+
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         down, across = unit_grid(*shape)
+        words = layout.UNIT_WORDS_24 if holds_24(scheme) else layout.UNIT_WORDS
         specs = (
-            TensorSpec(torch.int32, (down, across, layout.UNIT_WORDS)),
+            TensorSpec(torch.int32, (down, across, words)),
             TensorSpec(torch.float32, (shape[0], 1)),
             TensorSpec(torch.int32, (down, across, None)),
             TensorSpec(torch.int32, (None, 2)),
@@ -47,8 +76,13 @@ class ExactUnits(Format):
 
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         self.require_weight(weight, scheme)
-        shape = (weight.shape[0], weight.shape[1])
-        return PackedWeight(scheme, shape, layout.pack(weight.detach()))
+        shape, two_of_four = (weight.shape[0], weight.shape[1]), holds_24(scheme)
+        if two_of_four and columns_used(weight, 4, 1, 2) > 2:
+            raise FormatError(
+                f"a weight of shape {list(shape)} keeps more than two of some four columns: prune "
+                "it to 2:4, or use the format lossless, which holds any weight"
+            )
+        return PackedWeight(scheme, shape, layout.pack(weight.detach(), two_of_four))
 
     def arrange(
         self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
@@ -86,14 +120,21 @@ class ExactUnits(Format):
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         return {
-            FEW: Implementation(None, "tensor cores on decoded weights, for few tokens: mma"),
-            MANY: Implementation(None, "tensor cores on decoded weights: wgmma", (9, 0)),
+            FEW: Implementation(None, f"{self.sparse}, for few tokens: mma"),
+            MANY: Implementation(None, f"{self.sparse}: wgmma", (9, 0)),
             LIBRARY: super().implementations(scheme)[LIBRARY],
         }
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
-        """To the form on disk without the dense weight in between."""
-        if target.format.tensor_names != layout.STORED or target.dtype != packed.dtype:
+        """To lossless without the dense weight in between."""
+        is_lossless = target.format.tensor_names == layout.STORED and target.dtype == packed.dtype
+        if holds_24(packed.scheme) or not is_lossless:
             return super().transcode(packed, target, device)
         stored = layout.stored(packed.tensors, packed.shape)
         return PackedWeight(target, packed.shape, stored).to(device)
+
+
+def holds_24(scheme: Scheme) -> bool:
+    """Whether units hold two of every four columns."""
+    assert isinstance(scheme.options, UnitOptions)
+    return scheme.options.two_of_four

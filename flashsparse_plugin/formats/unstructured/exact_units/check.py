@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ....packed import FormatError
+from ...two_of_four import METADATA_WORDS, require_rising
 from ...units import UNIT_COLS, UNIT_ROWS, slabs, unit_rows
 from . import layout
 from .exceptions import SLOTS, place
@@ -60,7 +61,10 @@ def _require_of_a_weight(tensors: Mapping[str, Tensor], shape: tuple[int, int]) 
     if bool((((codes >= 1) & (codes <= 15)) | (found.bits & 0x7FFF == 0)).any()):
         raise FormatError("slots or listed have a weight that has a code")
     for slab in slabs(*shape):
-        halves = layout.halves_of(tensors["units"][unit_rows(slab)])
+        held = tensors["units"][unit_rows(slab)]
+        if layout.is_24(held):
+            require_rising(held[..., -METADATA_WORDS:], slab.start)
+        halves = layout.halves_of(held)
         if bool(((halves & 0x0780 == 0) & (halves & 0x7F != 0)).any()):
             raise FormatError("units have a fraction without a code")
         if bool(halves[:, columns:].any() | halves[slab.stop - slab.start :].any()):

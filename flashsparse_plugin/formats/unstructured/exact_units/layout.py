@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From lossless to the units of dense tensor cores and back, in torch on any device.
+"""From lossless, or a weight that follows 2:4, to units and back, in torch on any device.
 
-The layout is drawn in kernels/formats/exact_units.h. Weights go by slabs of rows, so that the
+The layout is drawn in kernels/formats/exact_units.h. Words say what a unit holds: 1,536 all of its
+columns, 896 two of every four. Weights go by slabs of rows, so that the
 temporary tensors are bounded, whatever the weight. Between the two, elements are `halves` [rows,
 columns], int32: bit 15 the sign, bits 10..7 the code, bits 6..0 the fraction.
 """
@@ -14,17 +15,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...two_of_four import (
+    METADATA_WORDS,
+    metadata_words,
+    pairs_by_mask,
+    places_of,
+    places_of_kept,
+)
 from ...units import UNIT_COLS, UNIT_ROWS, slabs, unit_grid, unit_rows
 from .exceptions import SCALE_BIAS, Exceptions, collect, place
 
-UNIT_WORDS = 1536
+UNIT_WORDS, UNIT_WORDS_24 = 1536, 768 + METADATA_WORDS
+PANEL_WORDS, PANEL_COLS = 384, 64  # of a dense unit; of kept columns in the other
 CHUNK_COLUMNS, CHUNK_BYTES = 128, 192  # of lossless
 
 _REGISTER = 0x87FF87FF - (1 << 32)
 _PARTS = (0x80078007 - (1 << 32), 0x00780078, 0x07800780)  # of register 3, in words 0, 1 and 2
 # Dimensions of registers by rows: unit row, upper or lower half of rows, row, unit column, panel,
 # step, half of columns, pair of columns. And as units have them, registers last.
-_OF_ROWS = (2, 8, 4, 4, 2, 4)
+_OF_ROWS = (2, 8)
+_OF_PANELS = (4, 2, 4)
 _TO_UNITS = (0, 3, 4, 2, 7, 5, 6, 1)
 
 
@@ -40,19 +50,24 @@ NAMES = ("units", "row_scales", "slots", "listed", "listed_offsets")
 """The tensors of exact_units."""
 
 
-def pack(weight: Tensor) -> dict[str, Tensor]:
-    """Makes units of a dense weight, bfloat16 [out_features, in_features], where it is.
+def pack(weight: Tensor, two_of_four: bool = False) -> dict[str, Tensor]:
+    """Makes units of a weight, where it is.
+
+    Args:
+        weight: bfloat16 [out_features, in_features].
+        two_of_four: Whether units hold two of every four columns, the others being zero.
 
     Returns:
         The tensors of exact_units by name.
     """
-    shape = (weight.shape[0], weight.shape[1])
-    units = weight.new_empty((*unit_grid(*shape), UNIT_WORDS), dtype=torch.int32)
+    shape, make = (weight.shape[0], weight.shape[1]), _units_24 if two_of_four else _units
+    words = UNIT_WORDS_24 if two_of_four else UNIT_WORDS
+    units = weight.new_empty((*unit_grid(*shape), words), dtype=torch.int32)
     bases, found = weight.new_empty(shape[0], dtype=torch.uint8), []
     for slab in slabs(*shape):
         bits = weight[slab].contiguous().view(torch.int16)
         halves, bases[slab], listed = _split(bits)
-        units[unit_rows(slab)] = _units(halves)
+        units[unit_rows(slab)] = make(halves)
         rows, columns = listed.nonzero(as_tuple=True)
         found.append((rows + slab.start, columns, bits[rows, columns]))
     exceptions = Exceptions(*map(torch.cat, zip(*found, strict=True)))
@@ -123,15 +138,33 @@ def bases_of(scales: Tensor) -> Tensor:
     return (scales[:, 0].contiguous().view(torch.int32) >> 23) - (127 - SCALE_BIAS)
 
 
+def is_24(units: Tensor) -> bool:
+    """Whether units hold two of every four columns."""
+    return units.shape[2] == UNIT_WORDS_24
+
+
 def halves_of(units: Tensor) -> Tensor:
-    """Halves of whole units, [rows, columns]."""
-    down, across, _ = units.shape
-    lanes = units.view(down, across, 4, 3, 32, 4).permute(0, 1, 2, 4, 3, 5)
-    four = registers_of(lanes.reshape(down, across, 4, 8, 4, 4, 3))
+    """Halves of whole units, [rows, columns]; 0 where no column is held."""
+    if not is_24(units):
+        return _halves_of_panels(units)
+    down, across, words = units.shape
+    kept = _halves_of_panels(units[..., : words - METADATA_WORDS])
+    places = places_of(units[..., words - METADATA_WORDS :]).transpose(1, 2)
+    halves = units.new_zeros(down * UNIT_ROWS, across * UNIT_COLS // 4, 4)
+    halves.scatter_(2, places.reshape(len(halves), -1, 2).long(), kept.view(len(halves), -1, 2))
+    return halves.flatten(1)
+
+
+def _halves_of_panels(words: Tensor) -> Tensor:
+    """Halves by rows of the panels of whole units, as the units hold them."""
+    down, across, count = words.shape
+    panels = count // PANEL_WORDS
+    lanes = words.reshape(down, across, panels, 3, 32, 4).permute(0, 1, 2, 4, 3, 5)
+    four = registers_of(lanes.reshape(down, across, panels, 8, 4, 4, 3))
     by_units = four.unflatten(-1, (2, 2))  # halves of columns, halves of rows
     registers = by_units.permute([_TO_UNITS.index(dimension) for dimension in range(8)])
     pairs = torch.stack((registers & 0xFFFF, registers >> 16 & 0xFFFF), -1)
-    return pairs.reshape(down * UNIT_ROWS, across * UNIT_COLS)
+    return pairs.reshape(down * UNIT_ROWS, across * panels * PANEL_COLS)
 
 
 def registers_of(words: Tensor) -> Tensor:
@@ -143,10 +176,27 @@ def registers_of(words: Tensor) -> Tensor:
 
 
 def _units(halves: Tensor) -> Tensor:
-    """Units of rows of halves, whole chunks wide."""
-    halves = F.pad(halves, (0, -halves.shape[1] % UNIT_COLS, 0, -len(halves) % UNIT_ROWS))
-    down, across = len(halves) // UNIT_ROWS, halves.shape[1] // UNIT_COLS
-    pairs = halves.view(down, *_OF_ROWS[:2], across, *_OF_ROWS[2:], 2)
+    """Units of rows of halves."""
+    return _panels(_whole_units(halves), UNIT_COLS // PANEL_COLS)
+
+
+def _units_24(halves: Tensor) -> Tensor:
+    """The same of halves of which every four columns keep at most two; any zero becomes +0."""
+    fours = _whole_units(halves.masked_fill(halves == 0x8000, 0)).unflatten(1, (-1, 4))
+    places = places_of_kept(fours != 0, pairs_by_mask(halves.device))
+    kept = fours.gather(2, places).flatten(1)
+    panels = _panels(kept, UNIT_COLS // PANEL_COLS // 2)
+    return torch.cat((panels, metadata_words(places)), 2)
+
+
+def _whole_units(halves: Tensor) -> Tensor:
+    return F.pad(halves, (0, -halves.shape[1] % UNIT_COLS, 0, -len(halves) % UNIT_ROWS))
+
+
+def _panels(halves: Tensor, panels: int) -> Tensor:
+    """Words of panels, so many a unit, of whole units of halves."""
+    down, across = len(halves) // UNIT_ROWS, halves.shape[1] // (panels * PANEL_COLS)
+    pairs = halves.view(down, *_OF_ROWS, across, panels, *_OF_PANELS, 2)
     registers = (pairs[..., 0] | pairs[..., 1] << 16).permute(_TO_UNITS)
     last = registers[..., 1, 1]
     turned = last & _PARTS[0]
@@ -155,8 +205,8 @@ def _units(halves: Tensor) -> Tensor:
         registers[..., 0, 1] | (last & _PARTS[1]) << 8,
         registers[..., 1, 0] | (last & _PARTS[2]) << 4,
     )
-    lanes = torch.stack(words, -1).reshape(down, across, 4, 32, 3, 4)
-    return lanes.permute(0, 1, 2, 4, 3, 5).reshape(down, across, UNIT_WORDS)
+    lanes = torch.stack(words, -1).reshape(down, across, panels, 32, 3, 4)
+    return lanes.permute(0, 1, 2, 4, 3, 5).reshape(down, across, panels * PANEL_WORDS)
 
 
 def _split(bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,7 +15,7 @@ from ....ops import ops
 from ....ops.packed_linear import linear_result, register_linear_autograd, register_unpacked_linear
 from ...units import unit_grid
 from .exceptions import SLOTS
-from .layout import NAMES, UNIT_WORDS, spread
+from .layout import NAMES, UNIT_WORDS, UNIT_WORDS_24, is_24, spread
 
 __all__ = ["ops"]
 
@@ -32,11 +32,12 @@ def check_units(
     """Raises RuntimeError unless tensors have the shapes of a weight."""
     down, across = unit_grid(out_features, in_features)
     torch._check(slots.dim() == 3, lambda: "slots must have 3 dimensions")
-    own = slots.shape[2]
+    torch._check(units.dim() == 3, lambda: "units must have 3 dimensions")
+    own, words = slots.shape[2], UNIT_WORDS_24 if is_24(units) else UNIT_WORDS
     torch._check(own in SLOTS, lambda: f"a unit has 4, 8 or 16 slots, not {own}")
     torch._check(listed.dim() == 2, lambda: "listed must be [room, 2]")
     for name, tensor, wanted in (
-        ("units", units, (down, across, UNIT_WORDS)),
+        ("units", units, (down, across, words)),
         ("row_scales", row_scales, (out_features, 1)),
         ("slots", slots, (down, across, own)),
         ("listed", listed, (listed.shape[0], 2)),
@@ -56,7 +57,8 @@ def check_units(
 def _(units, row_scales, slots, listed, listed_offsets, out_features, in_features):
     """Unpacks exact_units to the weight [out_features, in_features], bfloat16, bit for bit.
 
-    units int32 [unit rows, unit columns, 1536], of 16 x 256 elements each; row_scales float32
+    units int32 [unit rows, unit columns, 1536], of 16 x 256 elements each, or 896 of a weight that
+    keeps two of every four columns; row_scales float32
     [out_features, 1]; slots int32 [unit rows, unit columns, 4, 8 or 16]; listed int32 [room, 2] and
     listed_offsets int32 [unit rows + 1]: kernels/formats/exact_units.h. The content of listed and
     listed_offsets must be valid (`PackedWeight.validate`).
@@ -84,8 +86,9 @@ def _(
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
     The tensors are those of exact_units_unpack; weight_dtype is bfloat16.
 
-    On CUDA up to sparse_tokens tokens of bfloat16 are multiplied by dense tensor cores, for which
-    registers decode the units; for more, and for x of another dtype, the weight is unpacked, and
+    On CUDA up to sparse_tokens tokens of bfloat16 are multiplied by tensor cores, for which
+    registers decode the units, and by sparse tensor cores where these keep two of every four
+    columns; for more, and for x of another dtype, the weight is unpacked, and
     torch's own linear multiplies: bit-identical to dense. None: 128, or 512 on compute capability
     9.0; 0: always unpacked; a negative number raises. Of them, up to few_tokens go to the kernel
     for few tokens (mma), and more to the one for many (wgmma, compute capability 9.0; elsewhere one

@@ -8,6 +8,7 @@ so that a mistake in one is not repeated in the other.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import torch
@@ -33,6 +34,19 @@ def places(row: int, column: int) -> tuple[tuple[int, int, int], ...]:
     return tuple(found + [(bit, word(2), half + bit + 4) for bit in range(7, 11)])
 
 
+def _four(row: int, column: int) -> tuple[int, int]:
+    """Where a unit of 2:4 says which of four columns, from `column` on, it keeps: word and bit."""
+    step, part, four = column // 32, column % 32 // 16, column % 16 // 4
+    giver = 4 * (row % 8) + 2 * (step % 2) + part
+    return 768 + giver * 4 + step // 2, 16 * (row // 8) + 4 * four
+
+
+def _kept(halves: list[int]) -> list[int]:
+    """The two columns of four that are stored: those that are not zero, then the smallest."""
+    kept = [i for i in range(4) if halves[i]]
+    return sorted(kept + [i for i in range(4) if i not in kept][: 2 - len(kept)])
+
+
 def _base(exponents: list[int]) -> int:
     held = [sum(base < each <= base + 15 for each in exponents) for base in range(240)]
     return held.index(max(held))
@@ -42,9 +56,10 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     """Packs element by element."""
     rows, columns = weight.shape
     down, across = -(-rows // 16), -(-columns // 256)
-    units = [[[0] * 1536 for _ in range(across)] for _ in range(down)]
+    two_of_four = scheme.values["two_of_four"]
     in_slots: list[list[list[int]]] = [[[] for _ in range(across)] for _ in range(down)]
     order, far, bases = [], set(), []
+    halves = [[0] * (across * 256) for _ in range(down * 16)]
     lines = (weight.contiguous().view(torch.int16).long() & 0xFFFF).tolist()
     for row, line in enumerate(lines):
         base = _base([bits >> 7 & 255 for bits in line if bits & 0x7FFF])
@@ -52,9 +67,10 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
         for column, bits in enumerate(line):
             code, half = (bits >> 7 & 255) - base, bits & 0x807F
             if 1 <= code <= 15:
-                half |= code << 7
-            elif bits & 0x7FFF:
-                half = 0
+                halves[row][column] = half | code << 7
+            elif not bits & 0x7FFF:
+                halves[row][column] = 0 if two_of_four else half
+            else:
                 order.append((row, column, bits))
                 value = _scaled(bits, base)
                 if value is None:
@@ -62,8 +78,18 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
                 else:
                     slot = value << 16 | row % 16 << 8 | column % 256
                     in_slots[row // 16][column // 256].append(slot)
-            for bit, word, to in places(row % 16, column % 256):
-                units[row // 16][column // 256][word] |= (half >> bit & 1) << to
+    units = [[[0] * (896 if two_of_four else 1536) for _ in range(across)] for _ in range(down)]
+    for row, column in itertools.product(range(down * 16), range(0, across * 256, 4)):
+        unit, first = units[row // 16][column // 256], column % 256
+        stored = list(enumerate(halves[row][column : column + 4], first))
+        if two_of_four:
+            low, high = _kept([half for _, half in stored])
+            stored = [(first // 2, stored[low][1]), (first // 2 + 1, stored[high][1])]
+            word, shift = _four(row % 16, first)
+            unit[word] |= (low | high << 2) << shift
+        for place, half in stored:
+            for bit, word, to in places(row % 16, place):
+                unit[word] |= (half >> bit & 1) << to
     counts = [len(unit) for line in in_slots for unit in line]
     most = next((n for n in (4, 8) if sum(c > n for c in counts) < 0.01 * len(counts)), 16)
     taken: dict[tuple[int, int], int] = {}
@@ -97,10 +123,17 @@ def unpack(packed: PackedWeight) -> Tensor:
     units = (tensors["units"].long() & 0xFFFFFFFF).tolist()
     bases = [round(math.log2(scale)) + 112 for scale in tensors["row_scales"][:, 0].tolist()]
     weight = [[0] * columns for _ in range(rows)]
+    two_of_four = packed.scheme.values["two_of_four"]
     for row in range(rows):
         for column in range(columns):
-            unit, half = units[row // 16][column // 256], 0
-            for bit, word, at in places(row % 16, column % 256):
+            unit, place, half = units[row // 16][column // 256], column % 256, 0
+            if two_of_four:
+                word, shift = _four(row % 16, place // 4 * 4)
+                pair = unit[word] >> shift & 15
+                if column % 4 not in (pair & 3, pair >> 2):
+                    continue
+                place = place // 4 * 2 + (column % 4 == pair >> 2)
+            for bit, word, at in places(row % 16, place):
                 half |= (unit[word] >> at & 1) << bit
             code = half >> 7 & 15
             weight[row][column] = half & 0x807F | (code + bases[row] if code else 0) << 7

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...units import UNIT_COLS, UNIT_ROWS
 from .exceptions import weights_of
-from .layout import NAMES, bases_of, registers_of
+from .layout import NAMES, bases_of, halves_of, is_24, registers_of
 
 LISTED_AT_ONCE = 1024  # entries of the list that are compared with all ids
 
@@ -37,7 +37,13 @@ def read_rows(ids: Tensor, tensors: Mapping[str, Tensor], in_features: int) -> T
 
 
 def _halves(units: Tensor, rows: Tensor) -> Tensor:
-    """Halves of rows, whole units wide: int32 [ids, columns]. Only their lanes are read."""
+    """Halves of rows, whole units wide: int32 [ids, columns].
+
+    Of units of all columns only the lanes of the rows are read.
+    """
+    if is_24(units):
+        whole = halves_of(units[rows // UNIT_ROWS]).view(len(rows), UNIT_ROWS, -1)
+        return whole[torch.arange(len(rows), device=rows.device), rows % UNIT_ROWS]
     down, across, _ = units.shape
     lanes = rows[:, None] % 8 * 4 + torch.arange(4, device=rows.device)
     by_lanes = units.view(down, across, 4, 3, 32, 4).permute(0, 4, 1, 2, 3, 5)
