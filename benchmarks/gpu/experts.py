@@ -248,9 +248,10 @@ def rivals(model: Model, x: Tensor, weights: Tensor, routings: list[Tensor], col
 
 
 def _dense(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
-    w13 = torch.randn(model.experts, 2 * model.intermediate, model.hidden, device=x.device)
-    w2 = torch.randn(model.experts, model.hidden, model.intermediate, device=x.device)
-    return (w13 / model.hidden**0.5).to(x.dtype), (w2 / model.intermediate**0.5).to(x.dtype)
+    made = {"device": x.device, "dtype": x.dtype}
+    w13 = torch.randn(model.experts, 2 * model.intermediate, model.hidden, **made)
+    w2 = torch.randn(model.experts, model.hidden, model.intermediate, **made)
+    return w13.div_(model.hidden**0.5), w2.div_(model.intermediate**0.5)
 
 
 def _rotation(tensors: tuple[Tensor, ...], cold: int) -> _measure.Rotation:
@@ -299,11 +300,9 @@ def _vllm_fp8(model, x, weights, turn, cold):
 
 
 def _vllm_marlin(model, x, weights, turn, cold):
-    from vllm.model_executor.layers.fused_moe import fused_marlin_moe
+    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
     from vllm.scalar_type import scalar_types
 
-    if not callable(fused_marlin_moe):
-        fused_marlin_moe = fused_marlin_moe.fused_marlin_moe
     words, scales = [], []
     for rows, columns in (
         (2 * model.intermediate, model.hidden),
