@@ -4,13 +4,13 @@
     python benchmarks/gpu/lossless.py --minutes 9
     python benchmarks/gpu/lossless.py --check              right, and nothing timed
     python benchmarks/gpu/lossless.py --launches 12        also other launches than the planned one
-    python benchmarks/gpu/lossless.py --kinds "2:4 e4m7"  only weights that follow 2:4
+    python benchmarks/gpu/lossless.py --kinds "lossless;2:4 e4m7;2:4;2:4, fp8_e4m3"
 
 First every kernel is held against float64: odd shapes, all 65,536 patterns of bits by unit
 vectors, exceptions clustered in one block, far exponents, subnormal numbers, infinities and NaN.
 If something is wrong, nothing is timed. Then layers are timed as far.py times them: cold weights,
 CUDA graphs whose launches alternate between two tensors x (us), and of one x (near_us), beside the
-fastest cuBLAS bf16 of either layout and fp8. Packing is timed once a layer (pack_gb_s of the dense
+fastest cuBLAS bf16 of either layout and fp8, and any kind that far.py times. Packing is timed once a layer (pack_gb_s of the dense
 weight).
 """
 
@@ -164,6 +164,8 @@ class Speed(far.Far):
             self._rival(each, fp8(weight), dense)
 
     def _kind(self, each: Layer, name: str, dense: dict[int, float]) -> None:
+        if name not in SCHEMES:
+            return super()._kind(each, name, dense)
         scheme = SCHEMES[name]
         weight = random_weight(each.shape, 1.0, torch.bfloat16, self._device)
         weight = conformed(weight, scheme)

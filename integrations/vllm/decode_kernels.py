@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our kernels between products: `additional_config={"flashsparse": {"decode_kernels": "early"}}`.
 
+On Hopper, where they were measured, packed models have them unless it says "default".
+
 Norms, rotary embeddings and gated activations of vLLM are compiled by inductor, or are its own CUDA
 kernels. After neither a product gains from programmatic dependent launch, as they signal
 launch_dependents at their end or never; ours do at their first instruction (ops/elementwise.py).
 They replace those layers by `CustomOp.register_oot`, vLLM's own way for layers of a plugin, and
 only in models that have the quantization method of this plugin. Classes are exchanged before a
-model is made, and back for the next one: without the setting every class is vLLM's own.
+model is made, and back for the next one: for any other model every class is vLLM's own.
 
 A layer with a property that our kernels lack stays vLLM's. With all others every batch goes through
 our kernels, prompts, too: torch.compile makes one graph for batches of all sizes.
@@ -25,28 +27,35 @@ from vllm.model_executor import custom_op
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers import activation, layernorm, rotary_embedding
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.platforms import current_platform
 
-from flashsparse_plugin.ops import ops
+from flashsparse_plugin.ops import STATUS, ops
 
+from .early_begin import HOPPER
 from .settings import DECODE_KERNELS, DEFAULT, EARLY, settings_of
 from .summary import logger
 
 _MAX_NORM_COLUMNS = 32768  # kernels/cuda/elementwise/rms_norm_arguments.h
 
 
-def use_decode_kernels(vllm_config: VllmConfig) -> None:
+def use_decode_kernels(vllm_config: VllmConfig, is_packed: bool) -> None:
     """Exchanges vLLM's layers for ours, or back, as the settings say; logs a change.
 
     Call it before the first of these layers is made.
+
+    Args:
+        vllm_config: Of the model that is made.
+        is_packed: Whether its products are ours.
     """
-    asked = settings_of(vllm_config.additional_config).get(DECODE_KERNELS, DEFAULT) == EARLY
+    own = EARLY if is_packed and _gain() else DEFAULT
+    is_early = settings_of(vllm_config.additional_config).get(DECODE_KERNELS, own) == EARLY
     registry = custom_op.op_registry_oot
     ours = {name: kind for name, kind in registry.items() if issubclass(kind, _Early)}
-    if asked == bool(ours):
+    if is_early == bool(ours):
         return
     for name in ours:
         del registry[name]
-    if not asked:
+    if not is_early:
         return
     taken = []
     for theirs, kind in _kinds().items():
@@ -57,9 +66,14 @@ def use_decode_kernels(vllm_config: VllmConfig) -> None:
         kind.name = theirs.name  # by which `custom_ops` knows it
     logger.info(
         "decode kernels: norms, rotary embeddings and gated activations are flashsparse's, and "
-        "products after them use PDL%s",
+        "products after them use PDL%s; decode_kernels=default has vLLM's",
         f", but for {', '.join(taken)}, which another plugin has" if taken else "",
     )
+
+
+def _gain() -> bool:
+    """Whether a decode step was faster with them on such a GPU: on an H100 and an H200 it was."""
+    return STATUS["_C_cuda"].loaded and current_platform.is_device_capability(HOPPER)
 
 
 def _kinds() -> dict[type, type]:

@@ -17,7 +17,7 @@ from flashsparse_plugin.ops import STATUS, ops
 from .summary import logger
 
 OPTION = "triton.enable_pdl"
-_HOPPER = 90
+HOPPER = 90
 
 
 def begin_early(vllm_config: VllmConfig) -> None:
@@ -38,7 +38,7 @@ def _is_on(vllm_config: VllmConfig) -> bool:
     compilation = vllm_config.compilation_config
     if compilation.mode == CompilationMode.NONE or compilation.backend != "inductor":
         return False
-    if not current_platform.is_device_capability(_HOPPER):
+    if not current_platform.is_device_capability(HOPPER):
         return False
     own = getattr(inductor.triton, "enable_pdl", False)  # not every torch has it
     return bool(compilation.inductor_compile_config.get(OPTION, own))

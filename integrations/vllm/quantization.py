@@ -148,7 +148,8 @@ class FlashSparseQuantization(QuantizationConfig):
     # What vLLM asks for each layer.
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        use_decode_kernels(get_current_vllm_config())  # before the first norm is made
+        # Before the first norm is made.
+        use_decode_kernels(get_current_vllm_config(), not self.config.dequantize)
         if is_experts(layer):
             return self._experts_method(layer, prefix)
         is_head = isinstance(layer, ParallelLMHead)

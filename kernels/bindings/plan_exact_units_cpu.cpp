@@ -28,7 +28,11 @@ Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits)
 // memory than its row of kGpus says.
 Fit few_fit(int64_t) { return {3.0, 0, 1.05}; }
 // Of the same layers on an H200, with 32 and 64 tokens.
-Fit many_fit(int64_t tokens) { return {2.5, 0, tokens > 32 ? 1.04 : 0.9}; }
+auto many_fit(const Product& product) {
+  return [is_24 = product.n > 0](int64_t tokens) {
+    return Fit{2.5, 0, is_24 ? 0.88 : tokens > 32 ? 1.04 : 0.9};
+  };
+}
 
 Launch plan_few(const Product& product, const Gpu& gpu) {
   return planned(product, gpu, exact_units::max_tokens(gpu), few_fit, [&](int64_t tokens) {
@@ -52,14 +56,14 @@ Shapes few_shapes() {
 }
 
 Launch plan_many(const Product& product, const Gpu& gpu) {
-  return planned(product, gpu, product.tokens, many_fit, [&](int64_t tokens) {
+  return planned(product, gpu, product.tokens, many_fit(product), [&](int64_t tokens) {
     return exact_units::price_wgmma(product.rows, product.cols, tokens, gpu, kind(product),
                                     unit_slots(product));
   });
 }
 
 std::vector<Launch> list_many(const Product& product, const Gpu& gpu) {
-  return compared(product, gpu, product.tokens, many_fit, [&](int64_t tokens) {
+  return compared(product, gpu, product.tokens, many_fit(product), [&](int64_t tokens) {
     return exact_units::list_wgmma(product.rows, product.cols, tokens, gpu, kind(product),
                                    unit_slots(product));
   });

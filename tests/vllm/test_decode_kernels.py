@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of vLLM that are exchanged for ours on request. What they gain, a GPU must say."""
+"""Layers of vLLM that are exchanged for ours. What they gain, a GPU must say."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,11 +47,12 @@ def made(monkeypatch):
 
     monkeypatch.setattr(custom_op, "op_registry_oot", dict(custom_op.op_registry_oot))
 
-    def make(kernels, layer, *arguments, **options):
-        config = VllmConfig(additional_config={"flashsparse": {"decode_kernels": kernels}})
+    def make(kernels, layer, *arguments, is_packed=True, **options):
+        own = {} if kernels is None else {"decode_kernels": kernels}
+        config = VllmConfig(additional_config={"flashsparse": own})
         torch.manual_seed(0)
         with set_current_vllm_config(config):
-            use_decode_kernels(config)
+            use_decode_kernels(config, is_packed)
             module = layer(*arguments, **options)
         weight = getattr(module, "weight", None)
         if weight is not None:
@@ -96,6 +99,27 @@ def layers():
 NOT_OURS = {"exact GELU", "odd columns", "another dtype", "a part of the variance"}
 LAYERS = ["norm", "norm, residual", "norm of heads", "Gemma", "SiLU", "GELU", "rotary"]
 LAYERS += ["interleaved", *sorted(NOT_OURS)]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "is_packed", "gpu", "is_ours"),
+    [
+        (None, True, 90, True),
+        (None, False, 90, False),
+        (None, True, 100, False),
+        (None, True, None, False),
+        ("default", True, 90, False),
+        ("early", False, None, True),
+    ],
+)
+def test_packed_models_on_hopper_have_them(made, monkeypatch, kernels, is_packed, gpu, is_ours):
+    from flashsparse_plugin.integrations.vllm import decode_kernels
+
+    platform = SimpleNamespace(is_device_capability=lambda asked: asked == gpu)
+    monkeypatch.setattr(decode_kernels, "current_platform", platform)
+    monkeypatch.setattr(decode_kernels, "STATUS", {"_C_cuda": SimpleNamespace(loaded=True)})
+    module = made(kernels, layers()["SiLU"][0], is_packed=is_packed)
+    assert isinstance(module, decode_kernels._Early) == is_ours
 
 
 @pytest.mark.parametrize("name", LAYERS)

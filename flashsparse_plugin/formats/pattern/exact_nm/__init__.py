@@ -65,12 +65,11 @@ class ExactNM(PatternFormat):
 
     def options_for(self, weight: Tensor) -> Mapping[str, int] | None:
         """As of nm_vector; None for what it would round, and for more exceptions than pay."""
-        if count_changed(weight, torch.bfloat16):
+        options = NMVector().options_for(weight)
+        if options is None or count_changed(weight, torch.bfloat16):
             return None
         listed = count_exceptions(weight.to(torch.bfloat16))
-        if reason_of_exceptions(listed, weight.numel()):
-            return None
-        return NMVector().options_for(weight)
+        return None if reason_of_exceptions(listed, weight.numel()) else options
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         own = NMVector().tensors(_stored_scheme(scheme), shape)
