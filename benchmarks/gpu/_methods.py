@@ -35,7 +35,7 @@ STATIC_FP8 = VLLM | {
 }
 # What stands around the products: settings of the plugin, and how tables call them.
 AROUND: dict[str, Mapping[str, str]] = {
-    "": {},
+    "": {"decode_kernels": "default"},
     ", early": {"decode_kernels": "early"},
     ", early, head": {"decode_kernels": "early", "head": "int8"},
 }
@@ -137,12 +137,14 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
             methods.append(Method("fp8-static", "fp8, static", STATIC_FP8, exact=False))
         exact = {"sparse_method": "lossless"}
         methods.append(Method("lossless", "lossless", exact, {"sparsity": 0.0}))
+        exact = {"sparse_method": "2:4-e4m7"}
+        methods.append(Method("2of4-e4m7", "2:4 e4m7", exact, exact=False))
         for options in (TWO_OF_FOUR_FP8, TWO_OF_FOUR_INT4):
             for around, settings in AROUND.items():
                 label = options.title + around
                 plain = f"2of4-{options.values}"
                 name = plain + around.replace(", ", "-")
-                like = plain if "head" not in settings and settings else None
+                like = plain if around and "head" not in settings else None
                 own = {"options": options.model_dump(), **settings}
                 methods.append(Method(name, label, VECTORS, own, exact=False, like=like))
         return methods
