@@ -10,8 +10,8 @@ First every kernel is held against float64: odd shapes, all 65,536 patterns of b
 vectors, exceptions clustered in one block, far exponents, subnormal numbers, infinities and NaN.
 If something is wrong, nothing is timed. Then layers are timed as far.py times them: cold weights,
 CUDA graphs whose launches alternate between two tensors x (us), and of one x (near_us), beside the
-fastest cuBLAS bf16 of either layout and fp8, and any kind that far.py times. Packing is timed once a layer (pack_gb_s of the dense
-weight).
+fastest cuBLAS bf16 of either layout and fp8, and any kind that far.py times. Packing is timed once
+a layer (pack_gb_s of the dense weight).
 """
 
 from __future__ import annotations

@@ -148,16 +148,15 @@ class FlashSparseQuantization(QuantizationConfig):
     # What vLLM asks for each layer.
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        # Before the first norm is made.
-        use_decode_kernels(get_current_vllm_config(), not self.config.dequantize)
+        vllm_config = get_current_vllm_config()
+        self.settle(vllm_config)
+        use_decode_kernels(vllm_config, not self.config.dequantize)  # before the first norm is made
         if is_experts(layer):
             return self._experts_method(layer, prefix)
         is_head = isinstance(layer, ParallelLMHead)
         is_embedding = isinstance(layer, VocabParallelEmbedding) and not is_head
         if not (is_head or is_embedding or isinstance(layer, LinearBase)):
             return None
-        vllm_config = get_current_vllm_config()
-        self.settle(vllm_config)
         if is_embedding:
             return self._embedding_method(layer, prefix, vllm_config)
         if is_head and self._packs_head():
@@ -206,9 +205,7 @@ class FlashSparseQuantization(QuantizationConfig):
 
     def _experts_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """How experts run; None for dense ones, which packed ones are unpacked to as they load."""
-        vllm_config = get_current_vllm_config()
-        self.settle(vllm_config)
-        config = self.config
+        vllm_config, config = get_current_vllm_config(), self.config
         packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))
         stored = [name for name in packed if name.startswith(f"{prefix}.")]
         named = config.named(f"{prefix}.0", prefix)

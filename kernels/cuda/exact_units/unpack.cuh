@@ -8,7 +8,7 @@
 #include "common/mma.cuh"
 #include "cuda/exact_units/decode.cuh"
 #include "cuda/exact_units/linear_arguments.h"
-#include "cuda/sparse_24/unpack.cuh"
+#include "cuda/mma_units/spread.cuh"
 #include "formats/exact_units.h"
 
 namespace flashsparse::exact_units {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void unpack_24(const uint4* vectors, int panel, uint3
       const uint32_t two = fma_two<BFloat16>(a[i], scales[i % 2], 0x80008000);
       const int giver = (lane & ~3) + step * 2 + i / 2;
       const uint32_t word = load_readonly(places + giver * (kLaneBytes / 4) + panel);
-      const uint2 four = sparse_24::spread(two, word >> (i % 2 * 16 + lane % 4 * 4));
+      const uint2 four = mma_units::spread(two, word >> (i % 2 * 16 + lane % 4 * 4));
       const int column = step * 32 + i / 2 * 16 + lane % 4 * 4;
       store_shared(place + (i % 2 * 8 * kUnpackStride + column) * 2, four);
     }

@@ -3,6 +3,7 @@
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
+#include "cuda/mma_units/spread.cuh"
 #include "cuda/sparse_24/unpack.cuh"
 #include "formats/hybrid_units.h"
 
@@ -76,7 +77,7 @@ __device__ __forceinline__ void unpack_24(const uint32_t* unit, const UnpackedUn
     scale<Type, Values>(words[i], unit + vector_bytes(kLayout, false) / 4, to, step, line);
     const int giver = (lane & ~3) + step % 2 * 2 + i / 2;
     const uint32_t word = load_readonly(metadata + giver * (kLaneBytes / 4) + step / 2);
-    const uint2 four = sparse_24::spread(words[i], word >> (i % 2 * 16 + lane % 4 * 4));
+    const uint2 four = mma_units::spread(words[i], word >> (i % 2 * 16 + lane % 4 * 4));
     store<4>({four.x, four.y}, to, line, step * kStepCols + i / 2 * 16 + lane % 4 * 4);
   }
 }

@@ -4,20 +4,13 @@
 #include "common/device.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
+#include "cuda/mma_units/spread.cuh"
 #include "cuda/sparse_24/values.cuh"
 #include "formats/sparse_24.h"
 
 namespace flashsparse::sparse_24 {
 
 inline constexpr int kUnpackThreads = 32 * kSteps;
-
-// Four columns, of which two have the values `two`: the four bits of `metadata` are their columns.
-__device__ __forceinline__ uint2 spread(uint32_t two, uint32_t metadata) {
-  const uint32_t low = two & 0xffff, high = two >> 16;
-  const uint64_t four = static_cast<uint64_t>(low) << (metadata & 3) * 16 |
-                        static_cast<uint64_t>(high) << (metadata >> 2 & 3) * 16;
-  return make_uint2(static_cast<uint32_t>(four), static_cast<uint32_t>(four >> 32));
-}
 
 // Two quantized values, times their scale.
 template <class Type>
@@ -59,7 +52,7 @@ __global__ void __launch_bounds__(kUnpackThreads)
     }
     const int giver = (lane & ~3) + step % 2 * 2 + i / 2;
     const uint32_t word = load_readonly(metadata + giver * (kLaneBytes / 4) + step / 2);
-    const uint2 four = spread(words[i], word >> (i % 2 * 16 + lane % 4 * 4));
+    const uint2 four = mma_units::spread(words[i], word >> (i % 2 * 16 + lane % 4 * 4));
     uint16_t* const place = weight + row * cols + col;
     if (cols % 4 == 0) {
       store_global(reinterpret_cast<uint2*>(place), four);

@@ -7,20 +7,26 @@ kept], which is stored as lossless stores a weight. Specified in docs/formats.md
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from ....packed import PackedWeight, Reference, Scheme, TensorSpec, reason_of_exceptions
+from ....packed import (
+    Format,
+    PackedWeight,
+    Reference,
+    Scheme,
+    TensorSpec,
+    reason_of_exceptions,
+)
 from ....plan import LIBRARY, Implementation, Plan
 from ...unstructured.exact_units import ExactUnits
 from ...unstructured.lossless import Lossless
 from ...unstructured.lossless.window import count_exceptions
 from ...values.dtypes import count_changed
-from ..form import PatternFormat
 from ..nm_vector import NMVector
 from ..options import PatternOptions, exact_options_named, options_of
 from . import reference
@@ -39,14 +45,13 @@ class ExactOptions(PatternOptions):
         return self
 
 
-class ExactNM(PatternFormat):
+class ExactNM(Format):
     name = "exact_nm"
     in_words = "N:M patterns, bf16 values exact in 12 bits"
+    version = 1
     dtypes = (torch.bfloat16,)
     Options = ExactOptions
-    holds = "any pattern"
-    streams = (*Lossless.streams, "weight_index")
-    tensor_names = streams
+    tensor_names = (*Lossless.streams, "weight_index")
     reference: ClassVar[Reference] = reference
     short_names = ("2:4-e4m7",)
     rounds = False
@@ -72,31 +77,27 @@ class ExactNM(PatternFormat):
         return None if reason_of_exceptions(listed, weight.numel()) else options
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        own = NMVector().tensors(_stored_scheme(scheme), shape)
+        own = NMVector().tensors(_in_16_bits(scheme), shape)
         return {
             **Lossless().tensors(_KEPT, _kept_shape(scheme, shape)),
             "weight_index": own["weight_index"],
         }
 
-    def fits(self, options: PatternOptions) -> bool:
-        return True
+    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
+        return options_of(scheme).keep_largest(weight)
 
-    def arrange(
-        self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
-    ) -> PackedWeight:
-        kept = Lossless().pack(stored["weight_packed"].view(torch.bfloat16), _KEPT)
-        index = stored["weight_index"]
-        return PackedWeight(scheme, shape, {**kept.tensors, "weight_index": index})
+    def pattern(self, scheme: Scheme) -> tuple[int, int, int]:
+        return options_of(scheme).numbers
 
-    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
-        kept = _kept(packed.scheme, packed.shape, packed.tensors)
-        return {
-            "weight_packed": kept.unpack().view(torch.int16),
-            "weight_index": packed.tensors["weight_index"],
-        }
+    def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
+        return options_of(scheme).grain
+
+    def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        self.require_weight(weight, scheme)
+        return _exact(NMVector().pack(weight, _in_16_bits(scheme)), scheme)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
-        return self._as_stored(packed).unpack()
+        return _of_16_bits(packed).unpack()
 
     def multiply(
         self,
@@ -108,16 +109,16 @@ class ExactNM(PatternFormat):
         plan: Plan | None,
     ) -> Tensor:
         """By the 16-bit values; layers run in another form."""
-        same = self._as_stored(PackedWeight(scheme, shape, tensors))
+        same = _of_16_bits(PackedWeight(scheme, shape, tensors))
         return same.format.multiply(x, same.scheme, shape, same.tensors, bias, plan)
 
     def check(self, packed: PackedWeight) -> None:
-        kept = _kept(packed.scheme, packed.shape, packed.tensors)
+        kept = _kept(packed)
         kept.format.check(kept)
         self.nonzeros(packed)
 
     def nonzeros(self, packed: PackedWeight) -> int:
-        return NMVector().nonzeros(self._as_stored(packed))
+        return NMVector().nonzeros(_of_16_bits(packed))
 
     def exceptions(self, scheme: Scheme, shape: tuple[int, int], nbytes: int) -> int | None:
         options = options_of(scheme)
@@ -132,18 +133,20 @@ class ExactNM(PatternFormat):
         if device.type == "cuda" and options_of(scheme).embeds_in_24:
             return ExactUnits().scheme(scheme.dtype, {"two_of_four": True})
         if device.type in ("cpu", "cuda"):
-            return NMVector().runtime(_stored_scheme(scheme), device)
+            return NMVector().runtime(_in_16_bits(scheme), device)
         return scheme
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
-        return self._as_stored(packed).transcode(target, device)
+        return _of_16_bits(packed).transcode(target, device)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         return {LIBRARY: Implementation(None, "torch's own linear on the unpacked weight")}
 
-    def _as_stored(self, packed: PackedWeight) -> PackedWeight:
-        """The same weight in nm_vector."""
-        return PackedWeight(_stored_scheme(packed.scheme), packed.shape, self.stored(packed))
+    def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
+        return _exact(NMVector().cut(_of_16_bits(packed), rows, columns), packed.scheme)
+
+    def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
+        return _exact(NMVector().join([_of_16_bits(part) for part in parts]), parts[0].scheme)
 
 
 _KEPT = Lossless().scheme(torch.bfloat16)
@@ -153,13 +156,29 @@ def _kept_shape(scheme: Scheme, shape: tuple[int, int]) -> tuple[int, int]:
     return shape[0], options_of(scheme).kept(shape[1])
 
 
-def _kept(scheme: Scheme, shape: tuple[int, int], tensors: Mapping[str, Tensor]) -> PackedWeight:
+def _kept(packed: PackedWeight) -> PackedWeight:
     """The matrix of kept values."""
-    own = {name: tensors[name] for name in Lossless.streams}
-    return PackedWeight(_KEPT, _kept_shape(scheme, shape), own)
+    own = {name: packed.tensors[name] for name in Lossless.streams}
+    return PackedWeight(_KEPT, _kept_shape(packed.scheme, packed.shape), own)
 
 
-def _stored_scheme(scheme: Scheme) -> Scheme:
+def _in_16_bits(scheme: Scheme) -> Scheme:
     """That of nm_vector with the same pattern."""
     n, m, length = options_of(scheme).numbers
     return NMVector().scheme(scheme.dtype, {"n": n, "m": m, "vector_length": length})
+
+
+def _of_16_bits(packed: PackedWeight) -> PackedWeight:
+    """The same weight in nm_vector."""
+    tensors = {
+        "weight_packed": _kept(packed).unpack().view(torch.int16),
+        "weight_index": packed.tensors["weight_index"],
+    }
+    return PackedWeight(_in_16_bits(packed.scheme), packed.shape, tensors)
+
+
+def _exact(packed: PackedWeight, scheme: Scheme) -> PackedWeight:
+    """The inverse of `_of_16_bits`."""
+    kept = Lossless().pack(packed.tensors["weight_packed"].view(torch.bfloat16), _KEPT)
+    index = packed.tensors["weight_index"]
+    return PackedWeight(scheme, packed.shape, {**kept.tensors, "weight_index": index})

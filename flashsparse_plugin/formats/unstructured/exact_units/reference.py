@@ -95,10 +95,10 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     taken: dict[tuple[int, int], int] = {}
     listed, offsets = [], [0] * (down + 1)
     for row, column, bits in order:
-        place = row // 16, column // 256
+        where = row // 16, column // 256
         if (row, column) not in far:
-            taken[place] = taken.get(place, 0) + 1
-            if taken[place] <= most:
+            taken[where] = taken.get(where, 0) + 1
+            if taken[where] <= most:
                 continue
         listed.append([column, bits << 16 | row % 65536])
         for later in range(row // 16 + 1, down + 1):
