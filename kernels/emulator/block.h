@@ -150,7 +150,9 @@ struct Block {
   void begin(dim3 block_index, size_t dynamic_bytes);
   void end();
 
-  Thread& thread(unsigned warp, unsigned lane) { return threads[warp * kWarpSize + lane]; }
+  SIMT_UNWATCHED Thread& thread(unsigned warp, unsigned lane) {
+    return threads.data()[warp * kWarpSize + lane];
+  }
 };
 
 // Records a store of the running thread to shared memory.

@@ -35,7 +35,7 @@ class SharedMemory {
   uint32_t address(const void* pointer) const;
 
   // Host address of an access of `bytes` bytes; null if it exceeds its array.
-  unsigned char* at(uint32_t address, size_t bytes) const {
+  SIMT_UNWATCHED unsigned char* at(uint32_t address, size_t bytes) const {
     const size_t number = address / kArraySpan, offset = address % kArraySpan;
     if (number >= arrays_.size() || offset + bytes > arrays_[number].bytes) return nullptr;
     return arrays_[number].start + offset;
