@@ -34,7 +34,8 @@ SANITIZERS = {
 # For parametrize.
 SANITIZED = [pytest.param(name, marks=pytest.mark.slow) for name in ("thread", "address")]
 EACH_BUILD = ["plain", *SANITIZED]
-# What a driver needs beside its own source: code of the host.
+OPTIONS = ["-std=c++17", "-g1", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
+# What a driver needs beside its own source and the emulator: code of the host.
 HOST_SOURCES = {
     "tiled_csl/linear_driver": [
         "cuda/tiled_csl/stream_k_plan.cpp",
@@ -102,27 +103,40 @@ def compile_driver(name: str, sanitizer: str, headers: dict[str, str] | None = N
     """
     if headers is None and sanitizer == "thread" and name in SWITCHED:
         headers, _ = with_switched_barriers(*SWITCHED[name])
-    paths = [f"-I{KERNELS}"]
+    paths = []
     if headers:
         folder = COMPILED / f"headers-{_digest(repr(sorted(headers.items())).encode())}"
         for header, text in headers.items():
             _write(folder / header, text)
-        paths.insert(0, f"-I{folder}")
-    options = ["-std=c++17", "-g1", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
+        paths.append(f"-I{folder}")
     sources = [f"emulator/{name}.cpp", *HOST_SOURCES.get(name, [])]
-    command = ["g++", *options, *SANITIZERS[sanitizer], *paths]
+    return _compile(
+        f"{name}-{sanitizer}", [*paths, str(compile_emulator(sanitizer))], sources, sanitizer
+    )
+
+
+@cache
+def compile_emulator(sanitizer: str) -> Path:
+    """What all drivers are linked with, as an object."""
+    return _compile(f"emulator-{sanitizer}.o", ["-c"], ["emulator/emulator.cpp"], sanitizer)
+
+
+def _compile(name: str, options: list[str], sources: list[str], sanitizer: str) -> Path:
+    """Compiles sources, named by their path in KERNELS, or finds what was compiled before."""
+    command = ["g++", *OPTIONS, *SANITIZERS[sanitizer], *options, f"-I{KERNELS}"]
     command += [str(KERNELS / source) for source in sources]
-    binary = COMPILED / f"{name}-{sanitizer}-{_digest(_all_that_is_compiled(command))}"
-    binary.parent.mkdir(parents=True, exist_ok=True)
-    with binary.with_suffix(".lock").open("w") as lock:
+    stem, suffix = os.path.splitext(name)
+    made = COMPILED / f"{stem}-{_digest(_all_that_is_compiled(command))}{suffix}"
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with made.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not binary.exists():
-            partial = binary.with_suffix(".partial")
+        if not made.exists():
+            partial = made.with_suffix(".partial")
             subprocess.run([*command, "-o", str(partial)], check=True)
-            partial.rename(binary)
+            partial.rename(made)
             _delete_unused()
-    os.utime(binary)
-    return binary
+    os.utime(made)
+    return made
 
 
 def _all_that_is_compiled(command: list[str]) -> bytes:

@@ -256,9 +256,3 @@ def _warn_of_idle(ignore: Iterable[str], modules: Iterable[str]) -> None:
     for pattern in ignore:
         if pattern != LM_HEAD and not any(matches(name, [pattern]) for name in modules):
             logger.warning("ignore pattern %r matches no module of the model", pattern)
-
-
-@torch.no_grad()
-def apply_mask_(weight: torch.Tensor, keep: torch.Tensor) -> None:
-    """Set the elements that are not kept to zero in place; all others keep their bits."""
-    weight.masked_fill_(~keep, 0)

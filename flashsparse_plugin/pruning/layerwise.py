@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..modules import weight_of
-from .layers import Retained, apply_mask_
-from .masks import below, kth_lowest, zero_count
+from .layers import Retained
+from .masks import apply_mask_, below, kth_lowest, zero_count
 from .methods import Method
 from .rule import PruningRule, share_kept
 from .statistics import Statistics

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .masks import apply_mask_
+
 
 @dataclass(frozen=True)
 class LeastSquares:
@@ -56,11 +58,11 @@ def fit_kept(
     if damping == 0:  # no input was ever different from 0: nothing is known
         return fitted
     inverse = (gram.diagonal() + damping).reciprocal()
-    residual = (cross - fitted @ gram).masked_fill_(~keep, 0)
+    residual = apply_mask_(cross - fitted @ gram, keep)
     direction = residual * inverse
     height = (residual * direction).sum(1, keepdim=True)
     for _ in range(steps):
-        curved = (direction @ gram).add_(direction, alpha=damping).masked_fill_(~keep, 0)
+        curved = apply_mask_((direction @ gram).add_(direction, alpha=damping), keep)
         step = _ratio(height, (direction * curved).sum(1, keepdim=True))
         fitted.addcmul_(direction, step)
         residual.addcmul_(curved, step, value=-1)

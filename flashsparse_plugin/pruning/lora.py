@@ -26,6 +26,7 @@ from torch.nn.functional import kl_div, log_softmax
 
 from ..modules import bias_of, linear_modules, shape_of, stored_weight, weight_of
 from .calibration import calibration_batches
+from .masks import apply_mask_
 from .relay import evaluating, replaced_forward
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class _Linear(torch.autograd.Function):
         x, weight, up, down = ctx.saved_tensors
         (gradient,) = gradients
         own = gradient.flatten(0, -2).T @ x.flatten(0, -2)
-        own = own.masked_fill_(weight == 0, 0).to(up.dtype)
+        own = apply_mask_(own, weight != 0).to(up.dtype)
         updated = _updated(weight, up, down, ctx.stored)
         return gradient @ updated, None, own @ down.T, up.T @ own, None
 
@@ -91,7 +92,7 @@ class _Linear(torch.autograd.Function):
 def _updated(weight: Tensor, up: Tensor, down: Tensor, stored: torch.dtype) -> Tensor:
     """weight + up @ down at the elements of the weight that are not zero, rounded to a dtype."""
     updated = (up @ down).add_(weight).to(stored).to(weight.dtype)
-    return updated.masked_fill_(weight == 0, 0)
+    return apply_mask_(updated, weight != 0)
 
 
 class Training:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 
 from ..packed import Scheme
-from .layers import apply_mask_, check_weight
+from .layers import check_weight
+from .masks import apply_mask_
 from .rule import PruningRule
 
 

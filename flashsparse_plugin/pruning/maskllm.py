@@ -23,7 +23,8 @@ from tqdm import tqdm
 
 from ..modules import linear_modules, stored_weight, weight_of
 from ..names import LM_HEAD
-from .layers import PruneReport, apply_mask_, check_weight, prunable_linears, report
+from .layers import PruneReport, check_weight, prunable_linears, report
+from .masks import apply_mask_
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

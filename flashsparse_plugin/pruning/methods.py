@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .layers import Retained, apply_mask_
+from .layers import Retained
 from .magnitude import magnitude_scores
+from .masks import apply_mask_
 from .ria import ria_scores
 from .rule import PruningRule
 from .sparsegpt import prune_sparsegpt_, sparsegpt_scores

@@ -13,9 +13,8 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from ..modules import weight_of
-from .layers import apply_mask_
 from .magnitude import magnitude_scores
-from .masks import keep_mask
+from .masks import apply_mask_, keep_mask
 from .relay import by_decoder_layer, evaluating
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .blocks import dense_mask
-from .masks import keep_mask, zero_count
+from .masks import apply_mask_, keep_mask, zero_count
 from .nm import nm_keep_mask
 from .rule import PruningRule
 from .statistics import Statistics
@@ -73,12 +73,12 @@ def prune_sparsegpt_(
                     kept |= dense[:, chosen]
                 keep[:, chosen] = kept & ~zero[:, chosen]
             values = work[:, column].clone()
-            work[:, column].masked_fill_(~keep[:, column], 0)
+            apply_mask_(work[:, column], keep[:, column])
             error = (values - work[:, column]) / diagonal[column]
             part[:, column - start + 1 :].addr_(error, factor[column, column + 1 : end], alpha=-1)
             errors[:, column - start] = error
         work[:, end:].addmm_(errors, factor[start:end, end:], alpha=-1)
-    weight.copy_(work.masked_fill_(~keep, 0))
+    weight.copy_(apply_mask_(work, keep))
     return scores, keep
 
 

@@ -322,7 +322,7 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 
 // The preceding kernel ends as late as it can (emulator/last_kernel.h).
 inline void griddepcontrol_launch_dependents() {}
-inline void griddepcontrol_wait() { simt::Grid::wait_for_last_kernel(); }
+inline void griddepcontrol_wait() { simt::wait_for_last_kernel(); }
 
 namespace detail {
 

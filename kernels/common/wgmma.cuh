@@ -138,6 +138,7 @@ inline void wgmma_commit() {
 namespace detail {
 
 inline constexpr int kWgmmaRows = 64, kWgmmaDepth = 16, kWgmmaRowBytes = 128;
+inline constexpr int kMostWgmmaTokens = 256;
 
 // Address of element k of a row in the operand that begins at a shared address.
 SIMT_UNWATCHED inline uint32_t wgmma_address(uint32_t operand, int row, int k) {
@@ -165,7 +166,7 @@ inline uint32_t check_wgmma_operand(uint64_t operand, int rows, const char* name
 }
 
 // Checks that the latest store to a shared address is visible to wgmma.
-inline void check_wgmma_fence(uint32_t address, simt::Place place) {
+SIMT_UNWATCHED inline void check_wgmma_fence(uint32_t address, simt::Place place) {
   simt::Block& block = *simt::current->block;
   const simt::Stores::Store& store = block.shared.stores.latest(address);
   if (store.time <= block.thread(store.thread / 32, store.thread % 32).visible) return;
@@ -176,7 +177,7 @@ inline void check_wgmma_fence(uint32_t address, simt::Place place) {
       address, store.thread, from.file_name(), from.line, place.file_name(), place.line);
 }
 
-inline void check_wgmma_fences(uint32_t operand, int rows, simt::Place place) {
+SIMT_UNWATCHED inline void check_wgmma_fences(uint32_t operand, int rows, simt::Place place) {
   for (int i = 0; i < rows * kWgmmaDepth; ++i)
     check_wgmma_fence(wgmma_address(operand, i / kWgmmaDepth, i % kWgmmaDepth), place);
 }
@@ -187,8 +188,10 @@ inline std::vector<uint16_t> read_wgmma_operands(const simt::Product& product) {
   constexpr int kChunk = sizeof(uint4) / sizeof(uint16_t);
   const unsigned warp = simt::current->warp % simt::kWarpgroup, lane = simt::current->lane;
   const unsigned char* const shared = simt::dynamic_shared();
-  std::vector<uint16_t> operands((2 + product.tokens / 4) * kWgmmaDepth);
-  for (size_t i = 0; i < operands.size(); i += kChunk) {
+  // A vector's constructor would write its elements one by one, and the race detector look at each.
+  uint16_t operands[(2 + kMostWgmmaTokens / 4) * kWgmmaDepth];
+  const int count = (2 + product.tokens / 4) * kWgmmaDepth;
+  for (int i = 0; i < count; i += kChunk) {
     const int number = i / kWgmmaDepth, k = i % kWgmmaDepth, token = number - 2;
     const uint32_t address =
         number < 2 ? wgmma_address(product.a, 16 * warp + lane / 4 + 8 * number, k)
@@ -196,15 +199,15 @@ inline std::vector<uint16_t> read_wgmma_operands(const simt::Product& product) {
     const uint4 chunk = *reinterpret_cast<const uint4*>(shared + address);
     std::memcpy(&operands[i], &chunk, sizeof chunk);
   }
-  return operands;
+  return {operands, operands + count};
 }
 
-inline simt::Products::Sums* find_wgmma_sums(const float* d, size_t count, simt::Place place) {
+SIMT_UNWATCHED inline simt::Products::Sums* find_wgmma_sums(const float* d, size_t count,
+                                                            simt::Place place) {
   for (simt::Products::Sums& sums : simt::current->products.sums) {
     if (sums.d != d) continue;
-    const auto* const bytes = reinterpret_cast<const unsigned char*>(d);
-    const bool poison = std::all_of(bytes, bytes + count * sizeof(float),
-                                    [](unsigned char byte) { return byte == simt::kPoison; });
+    bool poison = true;
+    for (size_t i = 0; i < count; ++i) poison = poison && __float_as_uint(d[i]) == ~uint32_t{0};
     if (!poison || sums.values.size() != count)
       simt::fail("the sums of a wgmma in flight have been changed, or are %zu, not %zu (%s:%d)",
                  sums.values.size(), count, place.file_name(), place.line);
@@ -218,7 +221,7 @@ inline void check_wgmma_begun(simt::Place place) {
     simt::fail("wgmma without the wgmma_begin of its batch (%s:%d)", place.file_name(), place.line);
 }
 
-inline void check_same_wgmma(const simt::Product& one, const simt::Product& other) {
+SIMT_UNWATCHED inline void check_same_wgmma(const simt::Product& one, const simt::Product& other) {
   if (other.a != one.a || other.b != one.b || other.slab != one.slab ||
       other.tokens != one.tokens || other.floats != one.floats)
     simt::fail("the threads of a warpgroup give wgmma different operands (%s:%d)",
@@ -256,14 +259,15 @@ inline void issue_wgmma(float* d, int tokens, const float* floats, uint64_t a, u
 }
 
 // Accumulates exactly (to fp64) and rounds once, as mma_m16n8k16.
-inline void add_wgmma(const simt::Product& product, float* sums) {
-  const auto element = [&](int row, int k) -> double {
-    return product.floats[product.operands[row * kWgmmaDepth + k]];
-  };
+SIMT_UNWATCHED inline void add_wgmma(const simt::Product& product, float* sums) {
+  const uint16_t* const operands = product.operands.data();
   for (int i = 0; i < product.tokens / 2; ++i) {
     const int row = i / 2 % 2, token = i / 4 * 2 + i % 2;
+    const uint16_t* const a = operands + row * kWgmmaDepth;
+    const uint16_t* const b = operands + (2 + token) * kWgmmaDepth;
     double sum = sums[i];
-    for (int k = 0; k < kWgmmaDepth; ++k) sum += element(row, k) * element(2 + token, k);
+    for (int k = 0; k < kWgmmaDepth; ++k)
+      sum += double{product.floats[a[k]]} * product.floats[b[k]];
     sums[i] = static_cast<float>(sum);
   }
 }

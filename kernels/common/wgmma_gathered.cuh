@@ -112,8 +112,9 @@ inline std::vector<uint16_t> read_gathered_operands(const simt::Product& product
       simt::fail("the registers of a wgmma (%s:%d) were overwritten before its wgmma_wait",
                  product.place.file_name(), product.place.line);
   }
-  std::vector<uint16_t> operands = product.rows;
-  operands.resize((2 + product.tokens / 4) * kWgmmaDepth);
+  uint16_t operands[(2 + kMostWgmmaTokens / 4) * kWgmmaDepth];  // see read_wgmma_operands
+  const int count = (2 + product.tokens / 4) * kWgmmaDepth;
+  std::memcpy(operands, product.rows.data(), 2 * kWgmmaDepth * sizeof(uint16_t));
   const unsigned char* const shared = simt::dynamic_shared();
   const int lane = simt::current->lane;
   for (int pair = 0; pair < product.tokens / 8; ++pair) {
@@ -125,18 +126,19 @@ inline std::vector<uint16_t> read_gathered_operands(const simt::Product& product
       operands[(3 + pair * 2) * kWgmmaDepth + k] = static_cast<uint16_t>(two >> 16);
     }
   }
-  return operands;
+  return {operands, operands + count};
 }
 
 // The rows of A that a thread's accumulators need, from the four lanes that hold them.
-inline std::vector<uint16_t> gathered_rows(simt::Product* const* all, unsigned thread) {
-  std::vector<uint16_t> rows(2 * kWgmmaDepth);
+SIMT_UNWATCHED inline std::vector<uint16_t> gathered_rows(simt::Product* const* all,
+                                                          unsigned thread) {
+  uint16_t rows[2 * kWgmmaDepth];
   for (int k = 0; k < kWgmmaDepth; ++k) {
     const simt::Product& holder = *all[thread / 4 * 4 + k % 8 / 2];
     for (int row = 0; row < 2; ++row)
       rows[row * kWgmmaDepth + k] = holder.given[k / 8 * 2 + row] >> k % 2 * 16;
   }
-  return rows;
+  return {rows, rows + 2 * kWgmmaDepth};
 }
 
 inline void issue_gathered(float* d, int columns, const float* floats, const uint32_t* a,

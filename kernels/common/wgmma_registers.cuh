@@ -62,27 +62,28 @@ inline std::vector<uint16_t> read_register_operands(const simt::Product& product
                  product.place.file_name(), product.place.line);
   }
   constexpr int kChunk = sizeof(uint4) / sizeof(uint16_t);
-  std::vector<uint16_t> operands = product.rows;
-  operands.resize((2 + product.tokens / 4) * kWgmmaDepth);
+  uint16_t operands[(2 + kMostWgmmaTokens / 4) * kWgmmaDepth];  // see read_wgmma_operands
+  const int count = (2 + product.tokens / 4) * kWgmmaDepth;
+  std::memcpy(operands, product.rows.data(), 2 * kWgmmaDepth * sizeof(uint16_t));
   const unsigned char* const shared = simt::dynamic_shared();
   const int lane = simt::current->lane;
-  for (size_t i = 2 * kWgmmaDepth; i < operands.size(); i += kChunk) {
-    const int token = static_cast<int>(i) / kWgmmaDepth - 2, k = i % kWgmmaDepth;
+  for (int i = 2 * kWgmmaDepth; i < count; i += kChunk) {
+    const int token = i / kWgmmaDepth - 2, k = i % kWgmmaDepth;
     const uint4 chunk = *reinterpret_cast<const uint4*>(
         shared + wgmma_address(product.b, token / 2 * 8 + lane % 4 * 2 + token % 2, k));
     std::memcpy(&operands[i], &chunk, sizeof chunk);
   }
-  return operands;
+  return {operands, operands + count};
 }
 
 // Two 8-bit elements lie where one of 16 bits would.
-inline void add_int8_wgmma(const simt::Product& product, float* sums) {
-  const auto byte = [](const uint16_t* row, int k) {
+SIMT_UNWATCHED inline void add_int8_wgmma(const simt::Product& product, float* sums) {
+  const auto byte = [](const uint16_t* row, int k) SIMT_UNWATCHED {
     return int{static_cast<int8_t>(row[k / 2] >> k % 2 * 8)};
   };
   for (int i = 0; i < product.tokens / 2; ++i) {
-    const uint16_t* const row = &product.operands[i / 2 % 2 * kWgmmaDepth];
-    const uint16_t* const column = &product.operands[(2 + i / 4 * 2 + i % 2) * kWgmmaDepth];
+    const uint16_t* const row = product.operands.data() + i / 2 % 2 * kWgmmaDepth;
+    const uint16_t* const column = product.operands.data() + (2 + i / 4 * 2 + i % 2) * kWgmmaDepth;
     int32_t sum = 0;
     std::memcpy(&sum, sums + i, sizeof sum);
     for (int k = 0; k < 2 * kWgmmaDepth; ++k) {

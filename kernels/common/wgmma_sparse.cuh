@@ -96,23 +96,24 @@ inline std::vector<uint16_t> read_sparse_operands(const simt::Product& product) 
   constexpr int kChunk = sizeof(uint4) / sizeof(uint16_t);
   const unsigned lane = simt::current->lane;
   const unsigned char* const shared = simt::dynamic_shared();
-  std::vector<uint16_t> columns(product.tokens / 4 * kSparseDepth);
-  for (size_t i = 0; i < columns.size(); i += kChunk) {
+  uint16_t columns[kMostWgmmaTokens / 4 * kSparseDepth];  // see read_wgmma_operands
+  const int count = product.tokens / 4 * kSparseDepth;
+  for (int i = 0; i < count; i += kChunk) {
     const int token = i / kSparseDepth, k = i % kSparseDepth;
     const uint4 chunk = *reinterpret_cast<const uint4*>(
         shared + wgmma_address(product.b, token / 2 * 8 + lane % 4 * 2 + token % 2, k));
     std::memcpy(&columns[i], &chunk, sizeof chunk);
   }
-  return columns;
+  return {columns, columns + count};
 }
 
 // Accumulates exactly (to fp64) and rounds once. `rows` holds, for each of the thread's two rows,
 // 16 values and then their 16 columns.
-inline void add_sparse_wgmma(const simt::Product& product, float* sums) {
+SIMT_UNWATCHED inline void add_sparse_wgmma(const simt::Product& product, float* sums) {
   constexpr int kKept = kSparseDepth / 2;
   for (int i = 0; i < product.tokens / 2; ++i) {
-    const uint16_t* const row = &product.rows[i / 2 % 2 * 2 * kKept];
-    const uint16_t* const column = &product.operands[(i / 4 * 2 + i % 2) * kSparseDepth];
+    const uint16_t* const row = product.rows.data() + i / 2 % 2 * 2 * kKept;
+    const uint16_t* const column = product.operands.data() + (i / 4 * 2 + i % 2) * kSparseDepth;
     double sum = sums[i];
     for (int k = 0; k < kKept; ++k)
       sum += double{product.floats[row[k]]} * product.floats[column[row[kKept + k]]];
@@ -122,9 +123,10 @@ inline void add_sparse_wgmma(const simt::Product& product, float* sums) {
 }
 
 // The two rows of A that a thread's accumulators need, from the lanes of its warp.
-inline std::vector<uint16_t> sparse_rows(simt::Product* const* all, unsigned thread, int half) {
+SIMT_UNWATCHED inline std::vector<uint16_t> sparse_rows(simt::Product* const* all, unsigned thread,
+                                                        int half) {
   constexpr int kKept = kSparseDepth / 2;
-  std::vector<uint16_t> rows(4 * kKept);
+  uint16_t rows[4 * kKept];
   simt::Product* const* const four = all + thread / 4 * 4;
   for (int row = 0; row < 2; ++row) {
     for (int k = 0; k < kKept; ++k) {
@@ -138,13 +140,14 @@ inline std::vector<uint16_t> sparse_rows(simt::Product* const* all, unsigned thr
                    all[thread]->place.file_name(), all[thread]->place.line);
     }
   }
-  return rows;
+  return {rows, rows + 4 * kKept};
 }
 
 // The same for 8-bit values: 32 values and their columns for each row.
-inline std::vector<uint16_t> sparse_code_rows(simt::Product* const* all, unsigned thread, int) {
+SIMT_UNWATCHED inline std::vector<uint16_t> sparse_code_rows(simt::Product* const* all,
+                                                             unsigned thread, int) {
   constexpr int kKept = kSparseDepth;
-  std::vector<uint16_t> rows(4 * kKept);
+  uint16_t rows[4 * kKept];
   simt::Product* const* const lanes = all + thread / 4 * 4;
   for (int row = 0; row < 2; ++row) {
     for (int k = 0; k < kKept; ++k) {
@@ -158,19 +161,19 @@ inline std::vector<uint16_t> sparse_code_rows(simt::Product* const* all, unsigne
                    all[thread]->place.file_name(), all[thread]->place.line);
     }
   }
-  return rows;
+  return {rows, rows + 4 * kKept};
 }
 
 // The value in a column of a row of B.
-inline uint8_t code_of(const uint16_t* row, int column) {
+SIMT_UNWATCHED inline uint8_t code_of(const uint16_t* row, int column) {
   return static_cast<uint8_t>(row[column / 2] >> column % 2 * 8);
 }
 
-inline void add_sparse_fp8_wgmma(const simt::Product& product, float* sums) {
+SIMT_UNWATCHED inline void add_sparse_fp8_wgmma(const simt::Product& product, float* sums) {
   constexpr int kKept = kSparseDepth;
   for (int i = 0; i < product.tokens / 2; ++i) {
-    const uint16_t* const row = &product.rows[i / 2 % 2 * 2 * kKept];
-    const uint16_t* const column = &product.operands[(i / 4 * 2 + i % 2) * kSparseDepth];
+    const uint16_t* const row = product.rows.data() + i / 2 % 2 * 2 * kKept;
+    const uint16_t* const column = product.operands.data() + (i / 4 * 2 + i % 2) * kSparseDepth;
     double sum = sums[i];
     for (int k = 0; k < kKept; ++k)
       sum += double{product.floats[row[k]]} * product.floats[code_of(column, row[kKept + k])];
@@ -179,11 +182,11 @@ inline void add_sparse_fp8_wgmma(const simt::Product& product, float* sums) {
 }
 
 // For int32 accumulators, which are stored as the bits of floats.
-inline void add_sparse_int8_wgmma(const simt::Product& product, float* sums) {
+SIMT_UNWATCHED inline void add_sparse_int8_wgmma(const simt::Product& product, float* sums) {
   constexpr int kKept = kSparseDepth;
   for (int i = 0; i < product.tokens / 2; ++i) {
-    const uint16_t* const row = &product.rows[i / 2 % 2 * 2 * kKept];
-    const uint16_t* const column = &product.operands[(i / 4 * 2 + i % 2) * kSparseDepth];
+    const uint16_t* const row = product.rows.data() + i / 2 % 2 * 2 * kKept;
+    const uint16_t* const column = product.operands.data() + (i / 4 * 2 + i % 2) * kSparseDepth;
     int32_t sum = 0;
     std::memcpy(&sum, sums + i, sizeof sum);
     for (int k = 0; k < kKept; ++k) {

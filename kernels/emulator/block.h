@@ -91,15 +91,7 @@ struct Warp {
   uint32_t ready = 0, alive = 0;  // lanes that can run; lanes that have not ended
   std::vector<std::unique_ptr<LaneMeeting>> meetings;
 
-  LaneMeeting& meeting(uint32_t mask) {
-    for (const auto& meeting : meetings) {
-      if (meeting->mask == mask) return *meeting;
-    }
-    meetings.push_back(std::make_unique<LaneMeeting>());
-    meetings.back()->mask = mask;
-    meetings.back()->expected = __builtin_popcount(mask);
-    return *meetings.back();
-  }
+  LaneMeeting& meeting(uint32_t mask);
 };
 
 struct Thread {
@@ -151,64 +143,24 @@ struct Block {
   bool last_kernel_ended = false;  // as far as the block knows
   unsigned alive = 0;              // threads that have not ended
 
-  Block(unsigned count, const std::unique_ptr<Fiber>* fibers)
-      : threads(count),
-        warps((count + kWarpSize - 1) / kWarpSize),
-        warpgroups(warps.size() / kWarpgroup) {
-    for (unsigned i = 0; i < count; ++i) {
-      threads[i].block = this;
-      threads[i].fiber = fibers[i].get();
-      threads[i].index =
-          dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
-      threads[i].warp = i / kWarpSize;
-      threads[i].lane = i % kWarpSize;
-    }
-  }
+  Block(unsigned count, const std::unique_ptr<Fiber>* fibers);
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
-  void begin(dim3 block_index, size_t dynamic_bytes) {
-    index = block_index;
-    running = true;
-    last_kernel_ended = false;
-    alive = threads.size();
-    shared.begin(dynamic_bytes);
-    for (Thread& thread : threads) {
-      thread.fenced = thread.visible = Stores::now;
-      warps[thread.warp].ready |= uint32_t{1} << thread.lane;
-      warps[thread.warp].alive |= uint32_t{1} << thread.lane;
-    }
-  }
+  void begin(dim3 block_index, size_t dynamic_bytes);
+  void end();
 
-  void end() {
-    for (const auto& [address, barrier] : mbarriers) {
-      if (barrier.copies.in_flight())
-        fail("a block ends with copies in flight that arrive at shared address %#x", address);
-    }
-    mbarriers.clear();
-    shared.end();
-    running = false;
+  SIMT_UNWATCHED Thread& thread(unsigned warp, unsigned lane) {
+    return threads.data()[warp * kWarpSize + lane];
   }
-
-  Thread& thread(unsigned warp, unsigned lane) { return threads[warp * kWarpSize + lane]; }
 };
 
 // Records a store of the running thread to shared memory.
-inline void note_store(uint32_t address, size_t bytes, Place place) {
-  current->block->shared.stores.note(address, bytes, current->warp * kWarpSize + current->lane,
-                                     place);
-}
+void note_store(uint32_t address, size_t bytes, Place place);
 
 // Counts an access of the running thread, if statistics are on. Rejects accesses to global memory
 // that the preceding kernel may still use.
-inline void count(const char* operation, Place place, unsigned bytes,
-                  std::optional<uint32_t> shared_address, const void* global) {
-  if (global && !current->block->last_kernel_ended && UsedByLastKernel::any(global, bytes))
-    fail("%s of what the kernel before may still use, without a wait (%s:%d)", operation,
-         place.file_name(), place.line);
-  if (statistics.on)
-    statistics.add(current->counters, current->block, current->warp, place, operation,
-                   {current->lane, bytes, shared_address, reinterpret_cast<uintptr_t>(global)});
-}
+void count(const char* operation, Place place, unsigned bytes,
+           std::optional<uint32_t> shared_address, const void* global);
 
 }  // namespace simt

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "emulator/place.h"
+#include "emulator/sanitizers.h"
 
 namespace simt {
 
@@ -68,14 +69,15 @@ class Stores {
     if (!stores_) std::abort();
   }
 
-  void note(uint32_t address, size_t bytes, unsigned thread, Place place) {
+  SIMT_UNWATCHED void note(uint32_t address, size_t bytes, unsigned thread, Place place) {
     ++now;
     if (address >= bytes_) return;  // a static array, which wgmma cannot read
+    Store* const stores = stores_.get();
     for (uint32_t i = address / 2; i < (address + bytes) / 2; ++i)
-      stores_[i] = {now, place.file, place.line, thread};
+      stores[i] = {now, place.file, place.line, thread};
   }
 
-  const Store& latest(uint32_t address) const { return stores_[address / 2]; }
+  SIMT_UNWATCHED const Store& latest(uint32_t address) const { return stores_.get()[address / 2]; }
 
   static inline uint64_t now = 0;
 

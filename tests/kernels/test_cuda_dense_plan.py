@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from emulation import KERNELS
+from emulation import KERNELS, compile_emulator
 from resources_program import resources
 
 MAX_ROW_BLOCKS = 4096  # that have a counter each, where K is cut
@@ -40,7 +40,8 @@ def binary(tmp_path_factory):
     sources = [Path(__file__).with_name("dense_plan_driver.cpp")]
     sources += [KERNELS / "cuda" / "dense" / "dense_plan.cpp"]
     command = ["g++", "-std=c++17", "-fsanitize=undefined", "-fno-sanitize-recover=all", "-Wall"]
-    command += ["-Wextra", "-Werror", f"-I{KERNELS}", *map(str, sources), "-o", str(path)]
+    command += ["-Wextra", "-Werror", f"-I{KERNELS}", *map(str, sources)]
+    command += [str(compile_emulator("plain")), "-o", str(path)]
     subprocess.run(command, check=True)
     return path
 

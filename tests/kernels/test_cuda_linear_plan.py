@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
-from emulation import KERNELS
+from emulation import KERNELS, compile_emulator
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from resources_program import resources
@@ -49,7 +49,7 @@ class Program:
         self.binary = folder / "linear_plan_driver"
         compiler = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}"]
         checked = ["-O1", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
-        objects = []
+        objects = [str(compile_emulator("plain"))]
         # The driver instantiates all kernels, and runs none: it is neither optimised nor checked.
         for source, flags in {
             Path(__file__).with_name("linear_plan_driver.cpp"): ["-O0"],

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.pruning import prune_weight
-from flashsparse_plugin.pruning.masks import keep_mask, kth_lowest, lowest_of_row, zero_count
+from flashsparse_plugin.pruning.masks import (
+    apply_mask_,
+    keep_mask,
+    kth_lowest,
+    lowest_of_row,
+    zero_count,
+)
 from flashsparse_plugin.pruning.nm import nm_keep_mask
 from flashsparse_plugin.pruning.rule import share_kept
 
@@ -196,3 +202,15 @@ def test_scores_of_another_kind_are_refused():
         keep_mask(torch.ones(2, 2, dtype=torch.bfloat16), 0.5)
     with pytest.raises(ValueError, match="scope 'global'"):
         keep_mask(torch.ones(2, 2), 0.5, "global")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_is_kept_has_its_bits_and_all_else_is_zero(dtype):
+    """Whatever was there; in a part of a matrix, too."""
+    whole = torch.tensor([[math.nan, -0.0, math.inf, -3.0, 7.0]] * 2, dtype=dtype)
+    kept = torch.tensor([[True] * 4, [False] * 4])
+    part = whole[:, :4]
+    assert apply_mask_(part, kept) is part
+    bits = whole.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+    same = torch.tensor([math.nan, -0.0, math.inf, -3.0, 7.0], dtype=dtype).view(bits.dtype)
+    assert torch.equal(bits[0], same) and not bits[1, :4].any() and whole[1, 4] == 7

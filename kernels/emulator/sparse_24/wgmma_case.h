@@ -17,6 +17,21 @@
 
 namespace flashsparse::sparse_24 {
 
+// The kernel in a shape, or null where the plan's header has no such shape.
+template <class Type, class Operand, int tokens, int groups, bool has_ring = false>
+constexpr auto wgmma_kernel_in() -> decltype(WgmmaCompiled::float16) {
+  constexpr bool kIsListed = [] {
+    for (const WgmmaShapeInfo& each : kWgmmaShapes)
+      if (each.tokens == tokens && each.groups == groups && each.has_ring == has_ring) return true;
+    return false;
+  }();
+  if constexpr (kIsListed) {
+    return wgmma_kernel<Type, Operand, WgmmaShape<tokens, groups, has_ring>>;
+  } else {
+    return nullptr;
+  }
+}
+
 struct WgmmaCase {
   int64_t rows, cols, tokens, seed;
   bool bfloat16;

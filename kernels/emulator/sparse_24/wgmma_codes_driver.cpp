@@ -14,13 +14,11 @@ template <class Type, class Codes>
 auto find_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   using Operand = CodesOperand<Codes>;
   if (shape.has_ring) {
-    return shape.groups == 5 ? wgmma_kernel<Type, Operand, WgmmaShape<32, 5, true>>
-                             : wgmma_kernel<Type, Operand, WgmmaShape<32, 4, true>>;
+    return shape.groups == 5 ? wgmma_kernel_in<Type, Operand, 32, 5, true>()
+                             : wgmma_kernel_in<Type, Operand, 32, 4, true>();
   }
-  if (shape.tokens == 64 && shape.groups == 3)
-    return wgmma_kernel<Type, Operand, WgmmaShape<64, 3>>;
-  if (shape.tokens == 96 && shape.groups == 4)
-    return wgmma_kernel<Type, Operand, WgmmaShape<96, 4>>;
+  if (shape.tokens == 64 && shape.groups == 3) return wgmma_kernel_in<Type, Operand, 64, 3>();
+  if (shape.tokens == 96 && shape.groups == 4) return wgmma_kernel_in<Type, Operand, 96, 4>();
   return nullptr;
 }
 

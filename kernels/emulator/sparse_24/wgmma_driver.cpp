@@ -15,21 +15,16 @@ auto codes_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float1
   constexpr UnitLayout kUnit = Values::kLayout;
   if constexpr (!has_few_shapes(kUnit)) {
     if (shape.has_ring) {
-      return shape.groups == 5 ? wgmma_kernel<Type, Operand, WgmmaShape<32, 5, true>>
-                               : wgmma_kernel<Type, Operand, WgmmaShape<32, 4, true>>;
+      return shape.groups == 5 ? wgmma_kernel_in<Type, Operand, 32, 5, true>()
+                               : wgmma_kernel_in<Type, Operand, 32, 4, true>();
     }
-    if (shape.tokens == 64 && shape.groups == 3)
-      return wgmma_kernel<Type, Operand, WgmmaShape<64, 3>>;
-    if (shape.tokens == 96 && shape.groups == 4)
-      return wgmma_kernel<Type, Operand, WgmmaShape<96, 4>>;
+    if (shape.tokens == 64 && shape.groups == 3) return wgmma_kernel_in<Type, Operand, 64, 3>();
+    if (shape.tokens == 96 && shape.groups == 4) return wgmma_kernel_in<Type, Operand, 96, 4>();
   } else if constexpr (kUnit.type == ValueType::kInt4 ||
                        kUnit.group == (kUnit.type == ValueType::kFp8 ? 128 : 32)) {
-    if (shape.tokens == 64 && shape.groups == 3)
-      return wgmma_kernel<Type, Operand, WgmmaShape<64, 3>>;
-    if (shape.tokens == 96 && shape.groups == 3)
-      return wgmma_kernel<Type, Operand, WgmmaShape<96, 3>>;
-    if (shape.tokens == 144 && shape.groups == 3)
-      return wgmma_kernel<Type, Operand, WgmmaShape<144, 3>>;
+    if (shape.tokens == 64 && shape.groups == 3) return wgmma_kernel_in<Type, Operand, 64, 3>();
+    if (shape.tokens == 96 && shape.groups == 3) return wgmma_kernel_in<Type, Operand, 96, 3>();
+    if (shape.tokens == 144 && shape.groups == 3) return wgmma_kernel_in<Type, Operand, 144, 3>();
   }
   return nullptr;
 }
