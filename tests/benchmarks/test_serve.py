@@ -231,11 +231,12 @@ def test_what_is_compared():
 
 def test_what_stands_around_the_products():
     methods = methods_of(serve.options().parse_args(["--compare", "step"]))
-    assert [each.name for each in methods[:6]] == [
-        "none", "fp8", "lossless",
+    assert [each.name for each in methods[:7]] == [
+        "none", "fp8", "lossless", "2of4-e4m7",
         "2of4-fp8_e4m3", "2of4-fp8_e4m3-early", "2of4-fp8_e4m3-early-head",
     ]  # fmt: skip
-    settings = json.loads(methods[5].flags(None)[-1])["flashsparse"]
+    plain, settings = (json.loads(methods[i].flags(None)[-1])["flashsparse"] for i in (4, 6))
+    assert plain["decode_kernels"] == "default"  # it is "early" unless that is said
     assert settings["decode_kernels"] == "early" and settings["head"] == "int8"
     rivals = [each for each in methods if each.options["sparse_method"] == "none"]
     assert all(each.options["decode_attention"] == "default" for each in rivals)
