@@ -13,6 +13,7 @@ import pytest
 from emulation import (
     EACH_BUILD,
     EMULATOR_EXIT_CODE,
+    EMULATOR_SOURCES,
     KERNELS,
     RACE_EXIT_CODE,
     SEEDS,
@@ -89,7 +90,7 @@ def test_right_kernels(self_test, sanitizer, case):
 def test_without_assembly(tmp_path):
     """Elsewhere than on x86-64 the system switches stacks."""
     binary = tmp_path / "self_test"
-    sources = [str(KERNELS / "emulator" / name) for name in ("self_test.cpp", "emulator.cpp")]
+    sources = [str(KERNELS / name) for name in ("emulator/self_test.cpp", *EMULATOR_SOURCES)]
     command = ["g++", "-std=c++17", "-Og", "-DSIMT_UCONTEXT", f"-I{KERNELS}", *sources]
     subprocess.run([*command, "-o", str(binary)], check=True)
     for case, wanted in RIGHT.items():
