@@ -68,17 +68,21 @@ def places_of(metadata: Tensor) -> Tensor:
     return torch.stack((fours & 3, fours >> 2 & 3), -1).to(torch.uint8)
 
 
-def require_rising(metadata: Tensor, first_row: int) -> None:
+def require_rising(metadata: Tensor, first_row: int, units: Tensor | None = None) -> None:
     """Raises FormatError for two positions that do not rise: undefined behaviour of mma.sp.
 
     Args:
         metadata: int32 [unit rows, unit columns, 128].
         first_row: Of the weight, for the message.
+        units: Where `metadata` has one unit a row, the row and column of each: [units, 2]; None: it
+            has them in place.
     """
     lower, upper = places_of(metadata).unbind(-1)
     wrong = (lower >= upper).nonzero()
     if len(wrong):
         down, across, line, four = wrong[0].tolist()
+        if units is not None:
+            down, across = units[down].tolist()
         row = first_row + down * UNIT_ROWS + line
         column = across * UNIT_COLS + 4 * four
         raise FormatError(

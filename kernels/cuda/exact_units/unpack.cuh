@@ -62,9 +62,7 @@ __device__ __forceinline__ void unpack_24(const uint4* vectors, int panel, uint3
     FS_UNROLL
     for (int i = 0; i < 4; ++i) {
       const uint32_t two = fma_two<BFloat16>(a[i], scales[i % 2], 0x80008000);
-      const int giver = (lane & ~3) + step * 2 + i / 2;
-      const uint32_t word = load_readonly(places + giver * (kLaneBytes / 4) + panel);
-      const uint2 four = mma_units::spread(two, word >> (i % 2 * 16 + lane % 4 * 4));
+      const uint2 four = mma_units::spread(two, i, places, panel * 2 + step);
       const int column = step * 32 + i / 2 * 16 + lane % 4 * 4;
       store_shared(place + (i % 2 * 8 * kUnpackStride + column) * 2, four);
     }

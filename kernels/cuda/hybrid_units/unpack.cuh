@@ -75,9 +75,7 @@ __device__ __forceinline__ void unpack_24(const uint32_t* unit, const UnpackedUn
     const int line = lane / 4 + i % 2 * 8;
     if (to.row + line >= to.rows) continue;
     scale<Type, Values>(words[i], unit + vector_bytes(kLayout, false) / 4, to, step, line);
-    const int giver = (lane & ~3) + step % 2 * 2 + i / 2;
-    const uint32_t word = load_readonly(metadata + giver * (kLaneBytes / 4) + step / 2);
-    const uint2 four = mma_units::spread(words[i], word >> (i % 2 * 16 + lane % 4 * 4));
+    const uint2 four = mma_units::spread(words[i], i, metadata, step);
     store<4>({four.x, four.y}, to, line, step * kStepCols + i / 2 * 16 + lane % 4 * 4);
   }
 }

@@ -50,9 +50,7 @@ __global__ void __launch_bounds__(kUnpackThreads)
     } else if constexpr (kUnit.has_row_scales()) {
       words[i] = scaled<Type>(words[i], scales[row]);
     }
-    const int giver = (lane & ~3) + step % 2 * 2 + i / 2;
-    const uint32_t word = load_readonly(metadata + giver * (kLaneBytes / 4) + step / 2);
-    const uint2 four = mma_units::spread(words[i], word >> (i % 2 * 16 + lane % 4 * 4));
+    const uint2 four = mma_units::spread(words[i], i, metadata, step);
     uint16_t* const place = weight + row * cols + col;
     if (cols % 4 == 0) {
       store_global(reinterpret_cast<uint2*>(place), four);

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....packed import FormatError
-from ...two_of_four import METADATA_WORDS, pairs_by_mask
+from ...two_of_four import METADATA_WORDS, pairs_by_mask, require_rising
 from ...units import UNIT_COLS, UNIT_ROWS, slabs, unit_grid, unit_rows
 from ..sparse_24 import layout as sparse_24
 from ..sparse_24.layout import SLAB_ROWS, UnitLayout
@@ -181,16 +181,8 @@ def require_values(
     """
     count = 0
     for slab in slabs_of(units, offsets, shape, layout):
-        lower, upper = sparse_24.places_of(slab.words[:, None], layout).unbind(-1)
-        wrong = (lower >= upper).nonzero()
-        if len(wrong):
-            number, _, line, four = wrong[0].tolist()
-            down, across = (~slab.kinds).nonzero()[number].tolist()
-            row = slab.rows.start + down * UNIT_ROWS + line
-            column = across * UNIT_COLS + 4 * four
-            raise FormatError(
-                f"the two positions of row {row}, columns {column} to {column + 3}, do not rise"
-            )
+        metadata = sparse_24.metadata_of(slab.words[:, None], layout)
+        require_rising(metadata, slab.rows.start, (~slab.kinds).nonzero())
         if layout.type is not None and layout.type.has_nan(slab.values):
             raise FormatError("units have a code that is NaN")
         kept = sparse_24.magnitudes_of(slab.values, layout) != 0
