@@ -6,11 +6,26 @@
 
 namespace flashsparse::cuda {
 
+namespace {
+
+template <exact_units::Kind kind>
+exact_units::Compiled compiled_for(const exact_units::LinearPlan& plan) {
+  using exact_units::compiled_linear;
+  const int tokens = plan.info().tokens;
+  return (tokens == 8    ? compiled_linear<8, kind>()
+          : tokens == 16 ? compiled_linear<16, kind>()
+          : tokens == 32 ? compiled_linear<32, kind>()
+                         : compiled_linear<64, kind>())[plan.shape];
+}
+
+}  // namespace
+
 cudaError_t exact_units_linear(const exact_units::Arguments& arguments,
                                const exact_units::LinearPlan& plan, bool early,
                                cudaStream_t stream) {
   using namespace exact_units;
-  const Compiled kernel = compiled(plan);
+  const Compiled kernel =
+      plan.kind == Kind::kDense ? compiled_for<Kind::kDense>(plan) : compiled_for<Kind::k24>(plan);
   const auto shared_bytes = static_cast<int>(plan.shared_bytes());
   const cudaError_t error = allow_shared(kernel, shared_bytes);
   if (error != cudaSuccess) return error;

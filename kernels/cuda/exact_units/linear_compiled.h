@@ -23,18 +23,4 @@ using Compiled = void (*)(Arguments, mma_units::Cut);
 template <int for_tokens, Kind kind>
 const Compiled* compiled_linear();
 
-template <Kind kind>
-Compiled compiled_for(const LinearPlan& plan) {
-  const int tokens = plan.info().tokens;
-  return (tokens == 8    ? compiled_linear<8, kind>()
-          : tokens == 16 ? compiled_linear<16, kind>()
-          : tokens == 32 ? compiled_linear<32, kind>()
-                         : compiled_linear<64, kind>())[plan.shape];
-}
-// The kernel of a plan.
-inline Compiled compiled(const LinearPlan& plan) {
-  return plan.kind == Kind::kDense ? compiled_for<Kind::kDense>(plan)
-                                   : compiled_for<Kind::k24>(plan);
-}
-
 }  // namespace flashsparse::exact_units

@@ -11,8 +11,26 @@
 #include "cuda/exact_units/linear.cuh"
 #include "emulator/exact_units/weight.h"
 
+namespace {
+
 using namespace flashsparse;
 using namespace flashsparse::exact_units;
+
+template <Kind kind>
+Compiled compiled(const LinearPlan& plan) {
+  switch (plan.info().tokens) {
+    case 8:
+      return compiled_linear<8, kind>()[plan.shape];
+    case 16:
+      return compiled_linear<16, kind>()[plan.shape];
+    case 32:
+      return compiled_linear<32, kind>()[plan.shape];
+    default:
+      return compiled_linear<64, kind>()[plan.shape];
+  }
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   const driver::Counting counting(argc, argv);
@@ -52,7 +70,8 @@ int main(int argc, char** argv) {
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);
     const mma_units::Cut cut = cut_of(plan, rows, cols, seed % 2 == 1);
-    const Compiled kernel = compiled(plan);
+    const Compiled kernel =
+        plan.kind == Kind::kDense ? compiled<Kind::kDense>(plan) : compiled<Kind::k24>(plan);
     const simt::UsedByLastKernel used[] = {
         {x.get(), static_cast<size_t>(tokens * stride)},
         {y.get(), static_cast<size_t>(tokens * rows)},

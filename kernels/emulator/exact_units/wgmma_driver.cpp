@@ -7,8 +7,24 @@
 #include "cuda/exact_units/wgmma.cuh"
 #include "emulator/exact_units/weight.h"
 
+namespace {
+
 using namespace flashsparse;
 using namespace flashsparse::exact_units;
+
+template <Kind kind>
+WgmmaCompiled compiled(const WgmmaPlan& plan) {
+  switch (plan.info().tokens) {
+    case 32:
+      return compiled_wgmma<32, kind>()[plan.shape];
+    case 64:
+      return compiled_wgmma<64, kind>()[plan.shape];
+    default:
+      return compiled_wgmma<128, kind>()[plan.shape];
+  }
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   const driver::Counting counting(argc, argv);
@@ -55,7 +71,8 @@ int main(int argc, char** argv) {
     arguments.cut(plan);
     arguments.weight_stages = plan.weight_stages();
     const TensorMap map = emulated_map({x.get(), tokens, cols, stride, plan.copied_tokens()});
-    const WgmmaCompiled kernel = compiled(plan);
+    const WgmmaCompiled kernel =
+        plan.kind == Kind::kDense ? compiled<Kind::kDense>(plan) : compiled<Kind::k24>(plan);
     const simt::UsedByLastKernel used[] = {
         {x.get(), static_cast<size_t>(tokens * stride)},
         {y.get(), static_cast<size_t>(tokens * rows)},
