@@ -81,6 +81,9 @@ class Multiplier {
 
  private:
   static constexpr int kUnit = unit_bytes(Shape::kKind);
+  // Panels of 2:4 whose loads may be in flight at once. Both, with the sums of 32 tokens, take more
+  // registers on sm_100 than there are.
+  static constexpr int kPanelsAtOnce = Shape::kTokens < 32 ? 2 : 1;
 
   // The words of a lane's weights in a panel of each unit.
   using Words = uint4[Shape::kRowUnits][kPanelVectors];
@@ -132,7 +135,7 @@ class Multiplier {
     for (int m = 0; m < Shape::kRowUnits; ++m) {
       metadata[m] = load_shared<uint4>(units + m * kUnit + exact_units::metadata(Kind::k24));
     }
-    FS_UNROLL
+    FS_UNROLL_BY(kPanelsAtOnce)
     for (int panel = 0; panel < panels(Kind::k24); ++panel) {
       Words words;
       load(words, units, panel);
