@@ -110,6 +110,8 @@ class FlashSparseConfig(BaseModel):
         experts: Whether the experts of a mixture run packed or are unpacked while they load: "auto"
             runs them packed on a CPU, and on a GPU where a grouped kernel multiplies them (2:4; see
             docs/kernels-experts.md); "packed" and "dense" do so everywhere. Not written to disk.
+        decode_kernels: "early": in transformers, norms and rotary embeddings of a packed model on a
+            GPU are a kernel of ours each; "default": they stay transformers'. Not written to disk.
 
     Keys of later versions are kept and warned of. A later `format_version`, and an option or dtype
     that a format does not know, are refused, for a layer too.
@@ -133,6 +135,7 @@ class FlashSparseConfig(BaseModel):
     dequantize: bool = Field(default=False, exclude=True)
     batch: int = Field(default=8, ge=1, le=1 << 16, exclude=True)
     experts: Literal["auto", "packed", "dense"] = Field(default="auto", exclude=True)
+    decode_kernels: Literal["early", "default"] = Field(default="early", exclude=True)
 
     if not TYPE_CHECKING:  # where the fields are the arguments
 
@@ -294,7 +297,7 @@ class FlashSparseConfig(BaseModel):
                 own[name] = LayerConfig(format=scheme.format.name, options=scheme.values)
         data = self.to_dict() | {"format": most.format.name, "options": most.values}
         data |= {"format_version": most.format.version, "batch": self.batch}
-        return FlashSparseConfig(**data | {"layers": {**own, **self.layers}})
+        return FlashSparseConfig(**data | {"layers": {**own, **self.layers}} | self.while_loading)
 
     def scheme_of(self, *names: str, dtypes: Sequence[torch.dtype] = ()) -> Scheme | None:
         """Returns the scheme of a layer that `ignore` does not mean, or None for a dense one.
@@ -332,6 +335,11 @@ class FlashSparseConfig(BaseModel):
         return next((self.layers[each] for each in patterns if matches(names[0], (each,))), None)
 
     @property
+    def while_loading(self) -> dict[str, Any]:
+        """By their names the fields that say how a checkpoint is run, and nothing of the file."""
+        return {name: getattr(self, name) for name in ("dequantize", "experts", "decode_kernels")}
+
+    @property
     def formats(self) -> list[str]:
         """Names of the packed formats that the configuration names, that of most layers first."""
         own = [layer.format for layer in self.layers.values() if layer.format != DENSE]
@@ -366,7 +374,7 @@ class FlashSparseConfig(BaseModel):
     def get_loading_attributes(self) -> dict[str, Any]:
         """What a user may change when loading a checkpoint that is packed already."""
         head = {} if self.head is None else {"head": self.head}
-        return {"dequantize": self.dequantize, "experts": self.experts, **head}
+        return self.while_loading | head
 
     def to_json_string(self, use_diff: bool = True) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"

@@ -75,6 +75,8 @@ class Packed:
         """Formats run everywhere."""
 
     def apply(self, model: nn.Module, names: Iterable[str]) -> None:
+        from ..integrations.hf.decode_kernels import use_decode_kernels
+
         own = get_format(self.format)
         for name in names:
             linear = model.get_submodule(name)
@@ -86,6 +88,7 @@ class Packed:
                 raise FormatError(f"layer {name!r}: {error}") from None
             made.compute_dtype = weight.dtype
             model.set_submodule(name, made)
+        use_decode_kernels(model)  # as from_pretrained does
 
 
 def method_names() -> tuple[str, ...]:

@@ -56,6 +56,7 @@ from .conversion import (
     tie_packed,
     untie,
 )
+from .decode_kernels import EARLY, use_decode_kernels
 from .dense import dispatch
 from .experts import PackedOnDisk, packed_stacks
 from .headers import packed_headers, read_headers, refuse_odd_files
@@ -339,6 +340,8 @@ class FlashSparseQuantizer(HfQuantizer):
                 # Hooks hold on to the layer that they are on.
                 if type(linear) is nn.Linear and not hasattr(linear, "_hf_hook"):
                     dispatch(model, name, linear)
+            if self.quantization_config.decode_kernels == EARLY:
+                use_decode_kernels(model)
             self._report(model)
         return model
 

@@ -15,8 +15,9 @@ def test_a_toy_run_has_a_line_for_each_method(tmp_path, monkeypatch):
     given = f"--shape tiny --device cpu --tokens 2 --turns 1 --out {path}"
     monkeypatch.setattr(sys, "argv", ["generate.py", *given.split()])
     generate.main()
-    dense, *packed = _results.read(path)["rows"]
+    dense, own, *packed = _results.read(path)["rows"]
     assert dense["method"] == "dense" and dense["ratio"] == 1
+    assert own["method"] == "dense, decode kernels"
     zeros = {"tiled_csl": "80%", "nm_vector(2:4)": "2:4"}
     assert zeros.items() <= {row["method"]: row["zeros"] for row in packed}.items()
     assert len(packed) == len(generate.METHODS) and all(row["tokens_s"] > 0 for row in packed)

@@ -65,8 +65,8 @@ class QuantizedConfig(FlashSparseConfig):
         named = {} if asked is None else asked.model_dump(exclude_unset=True)
         if named.get("format") == AUTO:  # means to keep its codes
             del named["format"]
-        dequantize = asked is not None and asked.dequantize
-        return cls(**named, foreign=dict(foreign), dequantize=dequantize)
+        how = {} if asked is None else asked.while_loading
+        return cls(**named | how, foreign=dict(foreign))
 
     def require_pattern(self) -> None:
         """Asks for none: the checkpoint tells of it."""
@@ -178,7 +178,8 @@ def as_packed(
         for weight in weights
     }
     config = _config(schemes, quantized.tensors, by_part(weights).keys())
-    config.dequantize = asked.dequantize
+    for name, value in asked.while_loading.items():
+        setattr(config, name, value)
     return quantized.packed(weights, schemes), config
 
 
