@@ -109,7 +109,8 @@ NOT_RUN = {
     "python benchmarks/gpu/serve.py --compare attention --prompt 1024": GPU,
     "python benchmarks/gpu/serve.py --model tiny --eager": SERVER,
     "vllm serve MODEL --decode-attention unified_max": SERVER,
-    'vllm serve MODEL --additional-config \'{"flashsparse": {"decode_kernels": "early"}}\'': SERVER,
+    "vllm serve MODEL --additional-config "
+    """'{"flashsparse": {"decode_kernels": "default"}}'""": SERVER,
     "vllm serve ./SmolLM2-packed": SERVER,
     "vllm serve ./SmolLM2-pruned --sparse-method auto": SERVER,
     "vllm serve ./SmolLM2 --decode-attention unified_max": SERVER,

@@ -29,8 +29,8 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
+from flashsparse_plugin.decode_kernels import use_decode_kernels
 from flashsparse_plugin.evaluation import parse_method, sizes
-from flashsparse_plugin.integrations.hf.decode_kernels import use_decode_kernels
 from flashsparse_plugin.pruning import prune
 
 DENSE, OWN_NORMS = "dense", "dense, decode kernels"

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
+from ..decode_kernels import use_decode_kernels
 from ..formats import format_names, get_format, read_format
 from ..formats.values.dtypes import fitted, packable_dtype
 from ..linear import SparseLinear
@@ -75,8 +76,6 @@ class Packed:
         """Formats run everywhere."""
 
     def apply(self, model: nn.Module, names: Iterable[str]) -> None:
-        from ..integrations.hf.decode_kernels import use_decode_kernels
-
         own = get_format(self.format)
         for name in names:
             linear = model.get_submodule(name)

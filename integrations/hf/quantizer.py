@@ -34,6 +34,7 @@ from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import lines
 from flashsparse_plugin.dataflow.expected import Target
 from flashsparse_plugin.dataflow.unpacked import complaints
+from flashsparse_plugin.decode_kernels import EARLY, use_decode_kernels
 from flashsparse_plugin.embedding import SparseEmbedding
 from flashsparse_plugin.expert_layout import experts_of
 from flashsparse_plugin.experts.layer import sparse_experts, unpack_module
@@ -56,7 +57,6 @@ from .conversion import (
     tie_packed,
     untie,
 )
-from .decode_kernels import EARLY, use_decode_kernels
 from .dense import dispatch
 from .experts import PackedOnDisk, packed_stacks
 from .headers import packed_headers, read_headers, refuse_odd_files

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama import modeling_llama
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.integrations.hf import decode_kernels
-from flashsparse_plugin.integrations.hf.decode_kernels import use_decode_kernels
+from flashsparse_plugin import decode_kernels
+from flashsparse_plugin.decode_kernels import use_decode_kernels
 
 # Norms and rotary embeddings of two layers of each that are ours.
 CALLS = {

@@ -301,8 +301,8 @@ def test_auto_chooses_for_experts(together, tmp_path):
     own = [x for x in report.layers if x.kind.startswith("experts.")]
     told = {x.name.split(".")[2]: x.reason or x.scheme for x in own}
     assert told == {
-        "0": "nm_vector(2:4)",
-        "1": "experts: some have not the zeros of nm_vector(2:4)",
+        "0": "exact_nm(2:4)",
+        "1": "experts: some have not the zeros of exact_nm(2:4)",
     }
 
 

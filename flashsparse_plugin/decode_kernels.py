@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flashsparse_plugin.wrapping import wrap_once
+from .ops import ops
+from .wrapping import wrap_once
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +76,6 @@ def _runs(x: Tensor) -> bool:
     )
 
 
-def _ops() -> Any:
-    from flashsparse_plugin.ops import ops  # as transformers imports this file in any case
-
-    return ops
-
-
 # ---- norms --------------------------------------------------------------------------------------
 
 
@@ -100,7 +95,7 @@ class _Norm(nn.Module):
         ):
             return type(self).forward(self, *args, **kwargs)
         rows = x if x.dim() < 4 else x.flatten(0, -3)
-        return _ops().rms_norm(rows, weight, *getattr(self, _NORM)).view(x.shape)
+        return ops.rms_norm(rows, weight, *getattr(self, _NORM)).view(x.shape)
 
 
 def _known_norm(module: nn.Module) -> tuple[float, bool] | None:
@@ -130,7 +125,7 @@ def _known_norm(module: nn.Module) -> tuple[float, bool] | None:
         except Exception:  # it needs more than x: no norm of ours
             return None
         for adds_one in (False, True):
-            expected = _ops().rms_norm(x, given, epsilon, adds_one)
+            expected = ops.rms_norm(x, given, epsilon, adds_one)
             if isinstance(found, Tensor) and torch.equal(found, expected):
                 return epsilon, adds_one
     return None
@@ -152,7 +147,10 @@ class _Rotation(NamedTuple):
 
     def apart(self, cosines: Tensor) -> tuple[Tensor, Tensor]:
         """The two that a pair has of its one cosine."""
-        return cosines.chunk(2, -1) if self.halves else (cosines[..., ::2], cosines[..., 1::2])
+        if not self.halves:
+            return cosines[..., ::2], cosines[..., 1::2]
+        first, second = cosines.chunk(2, -1)
+        return first, second
 
     def rows(self, cosines: Tensor, sines: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
         """Positions and table of ops.rope for cosines and sines [1 or sequences, tokens, dim]."""
@@ -161,10 +159,10 @@ class _Rotation(NamedTuple):
         positions = torch.arange(table.shape[0], device=table.device)
         return positions.repeat(sequences // cosines.shape[0]), table
 
-    def turn(self, heads: Tensor, others: Tensor, rows: tuple[Tensor, Tensor]) -> list[Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, rows: tuple[Tensor, Tensor]) -> list[Tensor]:
         """Rotates queries and keys [sequences, heads, tokens, head_dim]."""
-        given = [each.transpose(1, 2) for each in (heads, others)]
-        found = _ops().rope(*(each.flatten(0, 1) for each in given), *rows, self.is_neox)
+        given = [each.transpose(1, 2) for each in (query, key)]
+        found = ops.rope(*(each.flatten(0, 1) for each in given), *rows, self.is_neox)
         return [
             each.view(like.shape).transpose(1, 2) for each, like in zip(found, given, strict=True)
         ]
@@ -202,7 +200,7 @@ def _rotary(inner: Callable[..., Any], rotation: _Rotation) -> Callable[..., Any
         if kept is None or kept[0] is not sin or len(kept[1]) != query.shape[0] * query.shape[2]:
             kept = (sin, *rotation.rows(cos, sin, query.shape[0]))
             setattr(cos, _ROWS, kept)
-        return tuple(rotation.turn(query, key, kept[1:]))
+        return tuple(rotation.rotate(query, key, kept[1:]))
 
     return apply
 
@@ -243,9 +241,9 @@ def _known_rotation(function: Callable[..., Any]) -> _Rotation | None:
         table = pairs.cos().bfloat16(), pairs.sin().bfloat16()
         rows = rotation.rows(*table, 2)
         # Of heads that are as wide as the table, and, where it takes them, of wider ones.
-        small = [each[..., :16].contiguous() for each in (query, key)]
-        if _agree(function, small, table, rotation.turn(*small, rows), False) and _agree(
-            function, [query, key], table, rotation.turn(query, key, rows), True
+        small = query[..., :16], key[..., :16]
+        if _agree(function, small, table, rotation.rotate(*small, rows), may_refuse=False) and (
+            _agree(function, (query, key), table, rotation.rotate(query, key, rows), True)
         ):
             return rotation
     return None
@@ -253,7 +251,7 @@ def _known_rotation(function: Callable[..., Any]) -> _Rotation | None:
 
 def _agree(
     function: Callable[..., Any],
-    heads: list[Tensor],
+    heads: tuple[Tensor, Tensor],
     table: tuple[Tensor, Tensor],
     expected: list[Tensor],
     may_refuse: bool,
