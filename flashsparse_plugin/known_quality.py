@@ -64,13 +64,19 @@ class Quality:
     def short(self) -> str:
         """ "3.1→2.0": the worst one-shot figure, and the worst after recovery, "?" if not known.
 
-        Without zeros there is nothing to recover: "1.3".
+        Without zeros there is nothing to recover: "1.3"; "1" of the same weights.
         """
+        if self == SAME:
+            return "1"
         first = ratio(max(self.one_shot))
         if self.rule == DENSE:
             return first
         all_of_them = len(self.recovered) == len(self.one_shot)
         return f"{first}→{ratio(max(self.recovered)) if all_of_them else '?'}"
+
+
+SAME = Quality(DENSE, "16 bits", (1.0,))
+"""The dense model's own weights, which lossless has, too."""
 
 
 def ratio(number: float) -> str:
@@ -112,6 +118,8 @@ def quality(rule: str, values: str = "16 bits") -> Quality | None:
         rule: As `Quality.rule` has it; any share of zeros.
         values: The type of the kept values.
     """
+    if (rule, values) == (SAME.rule, SAME.values):
+        return SAME
     if re.fullmatch(r"[\d.]+%", rule):
         shares = sorted(float(key[0][:-1]) for key in known() if key[0].endswith("%"))
         share = next((each for each in shares if each >= float(rule[:-1]) - 0.01), None)

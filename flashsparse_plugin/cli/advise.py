@@ -188,7 +188,7 @@ def _show_choices(
         style = "bold" if choice.kind == "ours" else ""
         memory = size(_nbytes(choice, shapes)[1])
         known = choice.quality
-        cost = "1" if choice is dense else "?" if known is None else known.short
+        cost = "?" if known is None else known.short
         ruinous = choice.kind == "ours" and needs_training(choice.rule, choice.type)
         made.add_row(name, memory, Text(cost, "red" if ruinous else ""), *cells, style=style)
     _print(made)

@@ -117,6 +117,7 @@ def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:
     patterns: list[dict[str, Any]] = []
     if sparsity >= 0.5:
         patterns.append({"n": 2, "m": 4})
+        schemes.append(("exact_nm", patterns[0], 16))
     kept = 4 * int((1 - sparsity) * WINDOW / 4 + 1e-9)  # kernels want multiples of 4
     if 0 < kept < WINDOW:
         patterns.append({"n": kept, "m": WINDOW, "vector_length": LENGTH})
@@ -173,7 +174,7 @@ def sparse_choice(
     zeros = f"{needed:.0%}" if needed else ""
     title = ", ".join(filter(None, (format, zeros, told))) if anywhere else told
     unmeasured = values == 4 and options["m"] > 4
-    checked = gpu.name in MEASURED and not unmeasured and not own.keeps_zeros
+    checked = gpu.name in MEASURED and not unmeasured
     pattern = title.split(", ")
     rule = ", ".join(each for each in pattern if ":" in each or "L=" in each)
     if anywhere:

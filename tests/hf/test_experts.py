@@ -283,7 +283,7 @@ def test_auto_chooses_for_experts(together, tmp_path):
     path, names = together
     report = convert_checkpoint(path, tmp_path / "out", format="auto", device="cpu")
     experts = [x for x in report.layers if x.kind.startswith("experts.")]
-    assert {x.scheme for x in experts} == {"exact_nm(2:4)"}
+    assert {x.scheme for x in experts} == {"exact_nm(2:4, e4m7)"}
     assert any("experts.gate_proj, experts.up_proj, experts" in each for each in report.choices)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     wanted = logits(load(path))
@@ -301,8 +301,8 @@ def test_auto_chooses_for_experts(together, tmp_path):
     own = [x for x in report.layers if x.kind.startswith("experts.")]
     told = {x.name.split(".")[2]: x.reason or x.scheme for x in own}
     assert told == {
-        "0": "exact_nm(2:4)",
-        "1": "experts: some have not the zeros of exact_nm(2:4)",
+        "0": "exact_nm(2:4, e4m7)",
+        "1": "experts: some have not the zeros of exact_nm(2:4, e4m7)",
     }
 
 

@@ -28,7 +28,7 @@ from ...unstructured.lossless import Lossless
 from ...unstructured.lossless.window import count_exceptions
 from ...values.dtypes import count_changed
 from ..nm_vector import NMVector
-from ..options import PatternOptions, exact_options_named, options_of
+from ..options import EXACT, PatternOptions, exact_options_named, options_of
 from . import reference
 
 
@@ -43,6 +43,11 @@ class ExactOptions(PatternOptions):
                 "them. Remedy: leave it out, or the format nm_vector"
             )
         return self
+
+    @property
+    def title(self) -> str:
+        """ "2:4, e4m7": bf16 values whose exponents are codes of four bits."""
+        return f"{super().title}, {EXACT}"
 
 
 class ExactNM(Format):
