@@ -203,7 +203,7 @@ def test_a_plan_that_cannot_be_is_refused(driver):
         ran = run(driver(LINEAR, "plain"), [replace(case, plan=plan)])
         assert ran.returncode == 1 and told in ran.stderr.decode()
     for options, plan in (
-        ({}, Plan(6)),
+        ({"values": "int8"}, Plan(6)),
         ({"values": "int8"}, Plan(4)),
         ({"values": "int8"}, Plan(2)),
     ):

@@ -20,7 +20,6 @@ namespace flashsparse::hybrid_units {
   X(16, 2, 15)                    \
   X(32, 1, 15)                    \
   X(32, 2, 15)                    \
-  X(32, 4, 7)                     \
   X(64, 1, 11)                    \
   X(64, 2, 7)
 
@@ -31,12 +30,12 @@ inline constexpr ShapeInfo kShapes[] = {FS_HYBRID_UNITS_SHAPES(FS_HYBRID_UNITS_S
 #undef FS_HYBRID_UNITS_SHAPE_INFO
 inline constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
 
-// Whether a shape is compiled for a value type. A stage of four native units would take 32 KB. x of
-// many tokens takes more wavefronts of shared memory than quantized values, unless a warp
-// multiplies several row blocks by it.
+// Whether a shape is compiled for a value type. x of many tokens takes more wavefronts of shared
+// memory than quantized values, unless a warp multiplies several row blocks by it; four were slower
+// than two (1.5 to 2 times on an H200, with 32 tokens).
 constexpr bool is_compiled(const ShapeInfo& shape, UnitLayout unit) {
-  if (unit.type == ValueType::kNative) return shape.row_units <= 2;
-  return shape.tokens <= 32 && (shape.row_units * 8 >= shape.tokens || shape.row_units == 2);
+  if (unit.type == ValueType::kNative) return true;
+  return shape.tokens == 8 || (shape.tokens <= 32 && shape.row_units == 2);
 }
 
 // Most tokens of one launch: x of more does not fit in 99 KB of shared memory, and quantized values
