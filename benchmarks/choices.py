@@ -163,20 +163,20 @@ def int4_at(tokens: int) -> float:
     return statistics.geometric_mean(r["dense_us"] / r["int4_us"] for r in rows if "int4_us" in r)
 
 
-def lossless_gains(columns: int) -> list[str]:
-    """Of exact weights in 12 bits, a column an H200 and the last an H100."""
-    h200, h100 = (
+def exact_gains(kind: str, columns: int) -> list[str]:
+    """Of exact values in 12 bits: on an H200 in a model, and back to back if asked, on an H100."""
+    figures = [(GPUS[0], "us"), (GPUS[0], "near_us"), (GPUS[1], "us")]
+    return [
         span(
             [
-                statistics.geometric_mean(
-                    row["dense_us"] / row["us"] for row in rows if row["kind"] == "lossless"
-                )
+                statistics.geometric_mean(ratios)
                 for rows in large(gpu, "lossless")
+                if (ratios := [r["dense_us"] / r[figure] for r in rows if r["kind"] == kind])
             ]
         )
-        for gpu in GPUS[:2]
-    )
-    return [h200] * (columns - 1) + [h100]
+        or "not timed"
+        for gpu, figure in (figures if columns == 3 else figures[::2])
+    ]
 
 
 def cost(*known: tuple[str, str]) -> str:
@@ -221,7 +221,7 @@ def choices() -> list[list[str]]:
     return [
         [
             "none, exact",
-            *lossless_gains(len(fp8)),
+            *exact_gains("lossless", len(fp8)),
             "not timed",
             "1.0",
             "FlashSparse `lossless`: 12 bits a weight, exact",
@@ -280,8 +280,15 @@ def choices() -> list[list[str]]:
             pattern("2:4"),
             on_cpu("2:4, native"),
             cost(("2:4", "16 bits")),
-            "GPU: no faster than fp8; use 8-bit values (next row)",
+            "GPU: no faster than fp8; use fewer bits (next rows)",
         ),
+        [
+            "2:4, exact in 12 bits",
+            *exact_gains("2:4 e4m7", len(fp8)),
+            f"as 2:4: {on_cpu('2:4, native')}",
+            cost(("2:4", "16 bits")),
+            "FlashSparse up to 16 tokens, exact, after training",
+        ],
         row(
             "2:4, 8-bit values",
             pattern("2:4, fp8_e4m3", "2:4, int8", **codes),
