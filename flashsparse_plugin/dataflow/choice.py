@@ -2,15 +2,15 @@
 """`auto`: for one layer the format that should be fastest on a device, or none.
 
 A layer stays dense unless some format holds its weight as it is, in no more bytes, and pays there
-(`expected.Speed.pays`). On a CPU products of few tokens take as long as reading the weight, so the
-fewest bytes win.
+(`expected.Speed.pays`). Of formats that are about as fast at the batch, the faster one with prompts
+is taken. On a CPU products of few tokens take as long as reading the weight: the fewest bytes win.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,11 @@ from ..served import Experts
 from .expected import ESTIMATED, Speed, Target, pays_from, typical_weight
 from .experts import PackedExperts, expert_times
 from .rivals import EXPERTS_16
+
+ALIKE = 0.9
+"""Share of the fastest format's speed at the batch from which on speed with prompts decides."""
+PROMPT = 2048
+"""Tokens of such a prompt."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +115,24 @@ def choose(pattern: Pattern, dtype: torch.dtype, target: Target) -> Choice:
     small = [each for each in found if each.held <= _dense_bytes(pattern.shape, each.scheme)]
     if not small:
         return Choice(None, f"{zeros}: every format would take more memory")
-    best = max(small, key=_ratio)
+    best = _best(small, pattern, dtype, target)
     told = f"{_ratio(best):.2f}x dense at batch {target.batch}{_origin(best, target.gpu)}"
     if best.speed is not None and best.speed.pays:
         return Choice(best.scheme, told)
     return Choice(None, f"{zeros} {_enough(pattern.shape, target)}: {best.scheme.title} {told}")
+
+
+def _best(
+    found: Sequence[_Candidate], pattern: Pattern, dtype: torch.dtype, target: Target
+) -> _Candidate:
+    """The fastest candidate with prompts, of those that are about as fast as any at the batch."""
+    fastest = max(map(_ratio, found))
+    near = {each.scheme: each for each in found if _ratio(each) >= ALIKE * fastest}
+    if len(near) == 1:
+        return max(found, key=_ratio)
+    prompts = _candidates(pattern, dtype, replace(target, batch=PROMPT))
+    read = {each.scheme: _ratio(each) for each in prompts if each.scheme in near}
+    return max(near.values(), key=lambda each: (read.get(each.scheme, 0.0), _ratio(each)))
 
 
 def choose_experts(

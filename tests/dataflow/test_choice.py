@@ -97,6 +97,17 @@ def test_the_fastest_is_chosen():
     assert sparse(0.25).title != found.title
 
 
+def test_prompts_decide_between_formats_that_are_about_as_fast():
+    """12 bits are read faster than 16, but of prompts all columns are multiplied."""
+    both = {"nm_vector": {"n": 2, "m": 4}, "exact_nm": {"n": 2, "m": 4}}
+    for shape, wanted in (((4096, 14336), "nm_vector"), ((28672, 4096), "exact_nm")):
+        alone = {name: sparse(0.5, shape, {name: own}).why for name, own in both.items()}
+        gains = {name: float(why.split("x")[0]) for name, why in alone.items()}
+        assert gains["exact_nm"] > gains["nm_vector"] > 1
+        assert sparse(0.5, shape, both).scheme.format.name == wanted
+        assert (gains["nm_vector"] > 0.9 * gains["exact_nm"]) == (wanted == "nm_vector")
+
+
 def test_measurements_go_before_estimates():
     """Of both sides: a measured layer is not compared with an estimated one."""
     pattern = Pattern(SHAPE, 0.3, {"tiled_csl": {}})

@@ -9,8 +9,8 @@
 namespace flashsparse::exact_units {
 
 // Up to this many tokens the sparse kernels are faster than unpacking the weight once: that moves
-// 3.5 bytes a weight (2.9 of 2:4), and the library reads another two, where a launch of 64 tokens by
-// mma, or of 128 by wgmma, reads 1.5 (0.9). Calculated from these bytes, and not measured.
+// 3.5 bytes a weight (2.9 of 2:4), and the library reads another two, where a launch of 64 tokens
+// by mma, or of 128 by wgmma, reads 1.5 (0.9). Calculated from these bytes, and not measured.
 constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? 512 : 128; }
 
 // Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h, after
