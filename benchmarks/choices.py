@@ -283,11 +283,11 @@ def choices() -> list[list[str]]:
             "GPU: no faster than fp8; use fewer bits (next rows)",
         ),
         [
-            "2:4, exact in 12 bits",
+            "2:4, exact 12 bits",
             *exact_gains("2:4 e4m7", len(fp8)),
-            f"as 2:4: {on_cpu('2:4, native')}",
+            on_cpu("2:4, native"),  # there they are 16 bits
             cost(("2:4", "16 bits")),
-            "FlashSparse up to 16 tokens, exact, after training",
+            "FlashSparse up to 16 tokens, exact",
         ],
         row(
             "2:4, 8-bit values",

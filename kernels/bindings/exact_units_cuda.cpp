@@ -8,14 +8,17 @@
 #include "bindings/exact_units.h"
 #include "bindings/linear.h"
 #include "bindings/override.h"
+#include "bindings/sparse_24_cuda.h"
 #include "bindings/unpacked_product.h"
 #include "cuda/exact_units/exact_units.h"
 #include "cuda/exact_units/kernel_choice.h"
+#include "cuda/exact_units/widen_24.h"
 #include "cuda/shared/arrivals.h"
 
 namespace flashsparse {
 namespace {
 
+using exact_units::kWidened;
 using exact_units::LinearPlan;
 using exact_units::WgmmaPlan;
 using torch::stable::accelerator::DeviceGuard;
@@ -124,9 +127,34 @@ void wgmma_product(const LinearInputs& inputs, const ExactUnits& packed, const G
   STD_CUDA_CHECK(cuda::exact_units_wgmma(arguments, map, plan, begins_early(inputs.x), stream));
 }
 
+// Whether units become those of sparse_24, to be multiplied by wgmma.sp, and not a dense weight.
+bool can_widen(const ExactUnits& packed, const LinearInputs& inputs, const Gpu& gpu) {
+  constexpr int64_t kMostBytes = 256 << 20;  // as of other workspaces
+  return packed.kind() == exact_units::Kind::k24 && gpu.has_wgmma() &&
+         inputs.x.scalar_type() == ScalarType::BFloat16 &&
+         packed.units.size(0) * packed.units.size(1) * kWidened.bytes() <= kMostBytes;
+}
+
+// Fills y by wgmma.sp on units of sparse_24.
+void widened_product(const LinearInputs& inputs, const ExactUnits& packed, const Gpu& gpu,
+                     Tensor& y) {
+  Tensor units = allocate_like(
+      packed.units, {packed.units.size(0), packed.units.size(1), int64_t{kWidened.words()}});
+  STD_CUDA_CHECK(cuda::exact_units_widen_24(
+      words_of(packed.units), packed.scales.const_data_ptr<float>(), exceptions(packed),
+      inputs.out_features, inputs.in_features, mutable_words(units), current_stream(units)));
+  const std::optional<Tensor> no_scales;
+  const Units widened(units, no_scales, "native", 0);
+  const Tensor x = aligned_rows(inputs.x, 8);
+  const auto plan = wgmma_launch(inputs, widened, gpu, 2);
+  const TiledMatrix map{bits(x), inputs.tokens, inputs.in_features, row_length(x),
+                        plan.copied_tokens()};
+  launch_wgmma(inputs, widened, plan, map, nullptr, false, y);
+}
+
 // Tensor cores on decoded units, by the decode kernel or the prefill kernel up to the
-// caller's numbers of tokens, then unpacking and the library's product. The choice is made on the
-// host, so that CUDA graphs can capture it.
+// caller's numbers of tokens, then unpacking and the library's product, or that of sparse_24 for
+// 2:4. The choice is made on the host, so that CUDA graphs can capture it.
 Tensor exact_units_linear(const Tensor& x, const Tensor& units, const Tensor& scales,
                           const Tensor& slots, const Tensor& list, const Tensor& offsets,
                           int64_t rows, ScalarType weight_dtype, const std::optional<Tensor>& bias,
@@ -142,12 +170,16 @@ Tensor exact_units_linear(const Tensor& x, const Tensor& units, const Tensor& sc
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(units);
   const Kernel kernel = chosen_kernel(
-      "exact_units", {Kernel::kFew, Kernel::kMany}, x.scalar_type() == weight_dtype,
-      [&] { return exact_units::choose_kernel(inputs.tokens, gpu, {sparse_tokens, few_tokens}); });
+      "exact_units", {Kernel::kFew, Kernel::kMany}, x.scalar_type() == weight_dtype, [&] {
+        return exact_units::choose_kernel(inputs.tokens, gpu, packed.kind(),
+                                          {sparse_tokens, few_tokens});
+      });
   if (kernel == Kernel::kMany) {
     wgmma_product(inputs, packed, gpu, y);
   } else if (kernel == Kernel::kFew) {
     mma_product(inputs, packed, gpu, y);
+  } else if (can_widen(packed, inputs, gpu)) {
+    widened_product(inputs, packed, gpu, y);
   } else {
     unpacked_product(
         inputs, weight_dtype, exact_units::kUnitRows, y,

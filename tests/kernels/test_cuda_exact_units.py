@@ -37,10 +37,12 @@ from emulation import (
 )
 from kernel_weights import every_bit_pattern
 
+from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
 from flashsparse_plugin.formats.unstructured.exact_units import ExactUnits
 from flashsparse_plugin.packed import PackedWeight
 
 LINEAR, UNPACK = "exact_units/linear_driver", "exact_units/unpack_driver"
+WIDEN = "exact_units/widen_24_driver"
 GPUS = ((4, 227 << 10), (3, 99 << 10))  # multiprocessors, bytes of shared memory
 WARPS = ((1, 1), (2, 1), (1, 2), (2, 2))
 
@@ -209,7 +211,8 @@ def test_a_plan_that_cannot_be_is_refused(driver):
     assert ran.returncode == 1 and "other numbers of tokens" in ran.stderr.decode()
 
 
-def unpack(binary, cases: list[tuple[PackedWeight, int]]) -> list[torch.Tensor]:
+def converted(binary, cases: list[tuple[PackedWeight, int]]) -> torch.Tensor:
+    """All that a driver answers, in 16 bits."""
     fed = []
     for packed, seed in cases:
         held = packed.tensors
@@ -217,7 +220,11 @@ def unpack(binary, cases: list[tuple[PackedWeight, int]]) -> list[torch.Tensor]:
         fed += [np.array(header, dtype=np.int64).tobytes(), *map(raw, held.values())]
     ran = subprocess.run([str(binary)], input=b"".join(fed), capture_output=True, timeout=120)
     assert ran.returncode == 0, ran.stderr.decode()
-    bits = torch.from_numpy(np.frombuffer(ran.stdout, dtype=np.int16).copy())
+    return torch.from_numpy(np.frombuffer(ran.stdout, dtype=np.int16).copy())
+
+
+def unpack(binary, cases: list[tuple[PackedWeight, int]]) -> list[torch.Tensor]:
+    bits = converted(binary, cases)
     parts = bits.split([packed.shape[0] * packed.shape[1] for packed, _ in cases])
     return [part.view(packed.shape) for part, (packed, _) in zip(parts, cases, strict=True)]
 
@@ -244,6 +251,33 @@ def test_unpacking_gives_every_bit_back(driver, sanitizer):
     )
 
 
+@pytest.mark.parametrize("sanitizer", ["plain", *SANITIZED])
+def test_widening_gives_the_units_of_sparse_24(driver, sanitizer):
+    """Word for word, though exceptions are no kept columns here, and are there."""
+    weights = []
+    for seed, shape in enumerate(UNPACKED):
+        kept = two_of_four(every_bit_pattern(shape, torch.bfloat16, seed).nan_to_num(0.0))
+        weights.append(kept.where(kept != 0, 0.0))
+        wild = two_of_four(random_weight(*shape, seed, share=0.2).nan_to_num(0.0))
+        # Alone in its four columns, at each of them: another one is kept beside it.
+        columns = torch.arange(shape[1])[None]
+        at = torch.arange(shape[0])[:, None] // 2 % 4 == columns % 4
+        alone = torch.where(columns // 4 % 8 == 0, 2.0**-120, 1.0) * at
+        weights += [wild, alone.bfloat16()]
+    packed = [ExactUnits().pack(each, SCHEME_24) for each in weights]
+    listed = [int(each.tensors["listed_offsets"][-1]) for each in packed]
+    assert (
+        sum(map(bool, listed)) > 6 and sum(bool(each.tensors["slots"].any()) for each in packed) > 6
+    )
+    found = converted(driver(WIDEN, sanitizer), [(x, SEEDS[i % 3]) for i, x in enumerate(packed)])
+    form = Sparse24()
+    wanted = [
+        form.pack(each, form.scheme(torch.bfloat16, {"n": 2, "m": 4})).tensors["units"]
+        for each in weights
+    ]
+    assert torch.equal(found, torch.cat([each.flatten().view(torch.int16) for each in wanted]))
+
+
 def test_any_words_of_units_and_slots_stay_in_bounds(driver):
     """Only what the list and its offsets say is an address."""
     generator = torch.Generator().manual_seed(3)
@@ -258,5 +292,7 @@ def test_any_words_of_units_and_slots_stay_in_bounds(driver):
             tensors["units"][..., -128:] = case.packed.tensors["units"][..., -128:]
         damaged = PackedWeight(case.scheme, case.packed.shape, tensors)
         unpack(driver(UNPACK, "plain"), [(damaged, 0)])
+        if case.scheme == SCHEME_24:
+            converted(driver(WIDEN, "plain"), [(damaged, 0)])
         object.__setattr__(case, "packed", damaged)
         answers(driver(LINEAR, "plain"), [case])

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the words of a unit to operand A of mma.m16n8k16: 13 instructions for a lane's eight
-// weights, exactly.
+// weights, exactly. And from a slot to its weight.
 #pragma once
 #include "common/integer.cuh"
 #include "common/mma.cuh"
@@ -29,6 +29,13 @@ __device__ __forceinline__ void decode(const uint4 (&panel)[kPanelVectors], int 
   if (step == 1) decode(panel[0].w, panel[1].x, panel[1].y, a);
   if (step == 2) decode(panel[1].z, panel[1].w, panel[2].x, a);
   if (step == 3) decode(panel[2].y, panel[2].z, panel[2].w, a);
+}
+
+// The bits of the weight of a slot.
+__device__ __forceinline__ uint16_t unscaled(uint32_t slot, float scale) {
+  const uint16_t bits = slot_bits(slot);
+  if ((bits & 0x7f80) == 0x7f80) return bits;  // infinities and NaN
+  return from_float<BFloat16>(to_float<BFloat16>(bits) * scale);
 }
 
 }  // namespace flashsparse::exact_units

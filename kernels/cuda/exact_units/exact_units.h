@@ -25,11 +25,15 @@ cudaError_t exact_units_wgmma(const exact_units::WgmmaArguments& arguments, cons
                               const exact_units::WgmmaPlan& plan, bool early, cudaStream_t stream);
 
 // Unpacks units of a kind to weight[rows, cols], bfloat16, on `stream` of the current device; rows,
-// cols >=
-// 1. Rows from a multiple of 16 on can be unpacked alone: pass their units, scales, slots and
-// offsets, and the whole list.
+// cols >= 1. Rows from a multiple of 16 on can be unpacked alone: pass their units, scales, slots
+// and offsets, and the whole list.
 cudaError_t exact_units_unpack(const uint32_t* units, exact_units::Kind kind, const float* scales,
                                const exact_units::Exceptions& exceptions, int64_t rows,
                                int64_t cols, uint16_t* weight, cudaStream_t stream);
+
+// Turns units of 2:4 into as many of sparse_24, with bfloat16 values.
+cudaError_t exact_units_widen_24(const uint32_t* units, const float* scales,
+                                 const exact_units::Exceptions& exceptions, int64_t rows,
+                                 int64_t cols, uint32_t* widened, cudaStream_t stream);
 
 }  // namespace flashsparse::cuda

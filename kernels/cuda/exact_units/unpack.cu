@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/exact_units/exact_units.h"
 #include "cuda/exact_units/unpack.cuh"
+#include "cuda/exact_units/widen_24.cuh"
 
 namespace flashsparse::cuda {
 
@@ -17,6 +18,20 @@ cudaError_t exact_units_unpack(const uint32_t* units, exact_units::Kind kind, co
                                            : exact_units::unpack_kernel<Kind::k24>;
   kernel<<<static_cast<uint32_t>(count), exact_units::kUnpackThreads, 0, stream>>>(
       units, scales, exceptions, static_cast<int>(rows), cols, weight);
+  return cudaGetLastError();
+}
+
+cudaError_t exact_units_widen_24(const uint32_t* units, const float* scales,
+                                 const exact_units::Exceptions& exceptions, int64_t rows,
+                                 int64_t cols, uint32_t* widened, cudaStream_t stream) {
+  const int64_t count = exact_units::unit_rows(rows) * exact_units::unit_cols(cols);
+  if (rows < 1 || cols < 1 || count > INT32_MAX ||
+      reinterpret_cast<uintptr_t>(units) % sizeof(uint4) != 0) {
+    return cudaErrorInvalidValue;
+  }
+  exact_units::
+      widen_24_kernel<<<static_cast<uint32_t>(count), exact_units::kWidenThreads, 0, stream>>>(
+          units, scales, exceptions, static_cast<int>(rows), cols, widened);
   return cudaGetLastError();
 }
 

@@ -16,13 +16,6 @@ namespace flashsparse::exact_units {
 inline constexpr int kUnpackThreads = 32 * kPanels;
 inline constexpr int kUnpackStride = kUnitCols + 8;  // of a row in shared memory: no bank conflicts
 
-// The bits of the weight of a slot.
-__device__ __forceinline__ uint16_t unscaled(uint32_t slot, float scale) {
-  const uint16_t bits = slot_bits(slot);
-  if ((bits & 0x7f80) == 0x7f80) return bits;  // infinities and NaN
-  return from_float<BFloat16>(to_float<BFloat16>(bits) * scale);
-}
-
 // Decodes the columns of a panel to the tile, the first of which in the lane's upper row is at
 // `place`; `scales` of both rows are twice a bfloat16.
 __device__ __forceinline__ void unpack_dense(const uint4* vectors, int panel, uint32_t place,

@@ -9,14 +9,18 @@ others in a list. The layout is in kernels/formats/exact_units.h.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ....gpu import LAUNCH, Gpu
+from ....ops.plan import Product, plan
 from ....packed import Format, FormatError, Options, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import FEW, LIBRARY, MANY, Implementation, Plan, limits_of
+from ....rules import rules
 from ...pattern.options import PatternOptions, columns_used
 from ...units import unit_grid
 from . import layout, reference, rows
@@ -24,6 +28,8 @@ from .check import require_valid
 from .ops import ops
 
 TWO_OF_FOUR = PatternOptions(n=2, m=4)
+_WIDENED = 4608  # bytes of a unit of sparse_24
+_MOST_WIDENED = 256 << 20  # kernels/bindings/exact_units_cuda.cpp
 
 
 class UnitOptions(Options):
@@ -119,11 +125,27 @@ class ExactUnits(Format):
         return coded + len(layout.exceptions_of(packed.tensors).rows)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
+        library = super().implementations(scheme)[LIBRARY]
+        if holds_24(scheme):
+            what = f"wgmma on units of sparse_24, made of these; elsewhere {library.what}"
+            library = library._replace(what=what)
         return {
             FEW: Implementation(None, f"{self.sparse}, for few tokens: mma"),
             MANY: Implementation(None, f"{self.sparse}: wgmma", (9, 0)),
-            LIBRARY: super().implementations(scheme)[LIBRARY],
+            LIBRARY: library,
         }
+
+    def library_seconds(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
+    ) -> float:
+        """As of any format; units of 2:4 become those of sparse_24 where wgmma multiplies these."""
+        widened = math.prod(unit_grid(*shape)) * _WIDENED
+        if not holds_24(scheme) or gpu.capability != (9, 0) or widened > _MOST_WIDENED:
+            return super().library_seconds(scheme, shape, nbytes, tokens, gpu)
+        product = Product(shape, tokens, widened, pattern=TWO_OF_FOUR.numbers)
+        with rules():
+            seconds = plan("sparse_24.many", product, gpu).seconds
+        return (nbytes + widened) / (self.unpacking[0] * gpu.memory) + LAUNCH + seconds
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
         """To lossless without the dense weight in between."""
