@@ -287,7 +287,7 @@ def choices() -> list[list[str]]:
             *exact_gains("2:4 e4m7", len(fp8)),
             on_cpu("2:4, native"),  # there they are 16 bits
             cost(("2:4", "16 bits")),
-            "FlashSparse up to 16 tokens, exact",
+            "FlashSparse, exact, after training",
         ],
         row(
             "2:4, 8-bit values",

@@ -2,8 +2,9 @@
 """`auto`: for one layer the format that should be fastest on a device, or none.
 
 A layer stays dense unless some format holds its weight as it is, in no more bytes, and pays there
-(`expected.Speed.pays`). Of formats that are about as fast at the batch, the faster one with prompts
-is taken. On a CPU products of few tokens take as long as reading the weight: the fewest bytes win.
+(`expected.Speed.pays`). Of two forms of a pattern that are about as fast at the batch, the faster
+one with prompts is taken. On a CPU products of few tokens take as long as reading the weight, so
+the fewest bytes win.
 """
 
 from __future__ import annotations
@@ -125,14 +126,21 @@ def choose(pattern: Pattern, dtype: torch.dtype, target: Target) -> Choice:
 def _best(
     found: Sequence[_Candidate], pattern: Pattern, dtype: torch.dtype, target: Target
 ) -> _Candidate:
-    """The fastest candidate with prompts, of those that are about as fast as any at the batch."""
-    fastest = max(map(_ratio, found))
-    near = {each.scheme: each for each in found if _ratio(each) >= ALIKE * fastest}
-    if len(near) == 1:
-        return max(found, key=_ratio)
+    """The fastest candidate; of one pattern's, if alike, the fastest with prompts."""
+    best = max(found, key=_ratio)
+    zeros = best.scheme.format.pattern(best.scheme)
+    alike = {
+        each.scheme: each
+        for each in found
+        if zeros is not None
+        and each.scheme.format.pattern(each.scheme) == zeros
+        and _ratio(each) >= ALIKE * _ratio(best)
+    }
+    if len(alike) < 2:
+        return best
     prompts = _candidates(pattern, dtype, replace(target, batch=PROMPT))
-    read = {each.scheme: _ratio(each) for each in prompts if each.scheme in near}
-    return max(near.values(), key=lambda each: (read.get(each.scheme, 0.0), _ratio(each)))
+    read = {each.scheme: _ratio(each) for each in prompts if each.scheme in alike}
+    return max(alike.values(), key=lambda each: (read.get(each.scheme, 0.0), _ratio(each)))
 
 
 def choose_experts(
