@@ -42,8 +42,9 @@ def use_decode_kernels(model: nn.Module) -> None:
     """Has norms and rotary embeddings of a model run by our kernels, where these know them.
 
     They do on a GPU, in eager mode, without gradients and in 16 bits; anything else, and any layer
-    that our kernels do not know, runs as before. Norms are those of this model. The function of
-    rotary embeddings is that of all models of the family, and keeps its bits.
+    that our kernels do not know, runs as before. Norms are those of this model, though the method
+    of their class is wrapped. The function of rotary embeddings is that of all models of the
+    family, and keeps its bits.
 
     Args:
         model: With its weights; meta tensors of offloaded modules will do.
@@ -53,9 +54,10 @@ def use_decode_kernels(model: nn.Module) -> None:
         known = _known_norm(module)
         if known is not None:
             setattr(module, _NORM, known)
-            # accelerate's hooks call the method that they found.
-            called = "_old_forward" if hasattr(module, "_old_forward") else "forward"
-            setattr(module, called, types.MethodType(_Norm.forward, module))
+            wrap_once(type(module), "forward", _norm)
+            own = vars(module)
+            if "_old_forward" in own:  # the method that accelerate's hook found
+                own["_old_forward"] = types.MethodType(type(module).forward, module)
             norms += 1
         namespace = _namespace(module)
         if _ROTARY in namespace:
@@ -79,23 +81,27 @@ def _runs(x: Tensor) -> bool:
 # ---- norms --------------------------------------------------------------------------------------
 
 
-class _Norm(nn.Module):
-    """Lends its method to norms; pickled by its name, it is read as transformers' own."""
+def _norm(inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wraps the method of a class, of whose modules those that are marked have our kernel."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        x, weight = args[0] if len(args) == 1 and not kwargs else None, self.weight
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        known = self.__dict__.get(_NORM)
+        if known is None or len(args) != 1 or kwargs:
+            return inner(self, *args, **kwargs)
+        (x,), weight = args, self.weight
         if (
-            x is None
-            or not _runs(x)
+            not _runs(x)
             or x.dtype != weight.dtype
             or x.device != weight.device
             or x.dim() < 2
             or not x.is_contiguous()
             or x.storage_offset() % 8  # rows on 16 bytes
         ):
-            return type(self).forward(self, *args, **kwargs)
+            return inner(self, x)
         rows = x if x.dim() < 4 else x.flatten(0, -3)
-        return ops.rms_norm(rows, weight, *getattr(self, _NORM)).view(x.shape)
+        return ops.rms_norm(rows, weight, *known).view(x.shape)
+
+    return forward
 
 
 def _known_norm(module: nn.Module) -> tuple[float, bool] | None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import flashsparse_plugin as fs
 from flashsparse_plugin import decode_kernels
@@ -45,8 +46,8 @@ class Calls(TorchDispatchMode):
 def on_cpu(monkeypatch):
     """Has a CPU take our ops, which there are torch's own, and transformers as it was after."""
     monkeypatch.setattr(decode_kernels, "_DEVICES", {"cpu"})
-    own = inspect.unwrap(modeling_llama.apply_rotary_pos_emb)
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", own)
+    for owner, name in ((modeling_llama, "apply_rotary_pos_emb"), (LlamaRMSNorm, "forward")):
+        monkeypatch.setattr(owner, name, inspect.unwrap(getattr(owner, name)))
 
 
 def counted(call, *args, **kwargs):
@@ -117,7 +118,7 @@ def test_what_our_kernels_do_not_take_runs_as_before(on_cpu, llama):
     norm = model.model.norm
     x = torch.randn(3, 64).bfloat16()
     for other in (x.float(), x[0], torch.randn(3, 72).bfloat16()[:, 8:], x[None, None, None]):
-        expected = modeling_llama.LlamaRMSNorm.forward(norm, other)
+        expected = LlamaRMSNorm.forward.__wrapped__(norm, other)
         found, times = counted(norm, other)
         assert torch.equal(found, expected)
         assert times["rms_norm"] == (other.dim() == 5)
@@ -191,7 +192,7 @@ class Norm(nn.Module):
 def test_a_norm_is_known_by_its_bits(on_cpu, arithmetic):
     model = nn.Sequential(Norm(arithmetic))
     use_decode_kernels(model)
-    assert ("forward" in vars(model[0])) == (arithmetic == "ours")
+    assert ("_decode_kernel" in vars(model[0])) == (arithmetic == "ours")
 
 
 def test_copies_and_hooks(on_cpu, llama):
@@ -211,4 +212,17 @@ def test_copies_and_hooks(on_cpu, llama):
     plain = tiny.build("llama")
     use_decode_kernels(plain)
     read = pickle.loads(pickle.dumps(plain))
-    assert torch.equal(counted(read, **tiny.prompt())[0].logits, expected.logits)
+    found, times = counted(read, **tiny.prompt())
+    assert times["rms_norm"] == 5 and torch.equal(found.logits, expected.logits)
+    assert counted(tiny.build("llama"), **tiny.prompt())[1]["rms_norm"] == 0
+
+
+def test_a_replica_of_data_parallel_has_weights_of_its_own(on_cpu):
+    model = tiny.build("llama")
+    use_decode_kernels(model)
+    replica = model.model.norm._replicate_for_data_parallel()
+    replica.weight = torch.full((64,), 3.0).bfloat16()  # no parameter, as there
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found, times = counted(replica, x)
+    assert times["rms_norm"] == 1
+    assert torch.equal(found, LlamaRMSNorm.forward.__wrapped__(replica, x))
