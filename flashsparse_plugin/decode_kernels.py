@@ -93,13 +93,12 @@ def _norm(inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
             not _runs(x)
             or x.dtype != weight.dtype
             or x.device != weight.device
-            or x.dim() < 2
+            or x.dim() == 0
             or not x.is_contiguous()
             or x.storage_offset() % 8  # rows on 16 bytes
         ):
             return inner(self, x)
-        rows = x if x.dim() < 4 else x.flatten(0, -3)
-        return ops.rms_norm(rows, weight, *known).view(x.shape)
+        return ops.rms_norm(x.view(-1, x.shape[-1]), weight, *known).view(x.shape)
 
     return forward
 
@@ -193,9 +192,9 @@ def _rotary(inner: Callable[..., Any], rotation: _Rotation) -> Callable[..., Any
     checked: set[int] = set()  # widths of tables that were looked at, which waits for the GPU
 
     def apply(
-        query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
+        query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        if args or kwargs or not _runs(query) or not _fit(query, key, cos, sin):
+        if args or kwargs or key is None or not _runs(query) or not _fit(query, key, cos, sin):
             return inner(query, key, cos, sin, *args, **kwargs)
         if cos.shape[-1] not in checked:
             if not all(torch.equal(*rotation.apart(each)) for each in (cos, sin)):

@@ -117,11 +117,11 @@ def test_what_our_kernels_do_not_take_runs_as_before(on_cpu, llama):
     assert calls.times["rms_norm"] == calls.times["rope"] == 0
     norm = model.model.norm
     x = torch.randn(3, 64).bfloat16()
-    for other in (x.float(), x[0], torch.randn(3, 72).bfloat16()[:, 8:], x[None, None, None]):
+    for other in (x.float(), torch.randn(3, 72).bfloat16()[:, 8:], x[0], x[None, None, None]):
         expected = LlamaRMSNorm.forward.__wrapped__(norm, other)
         found, times = counted(norm, other)
         assert torch.equal(found, expected)
-        assert times["rms_norm"] == (other.dim() == 5)
+        assert times["rms_norm"] == (other.dim() != 2)
     assert counted(norm, hidden_states=x)[1]["rms_norm"] == 0
     _, times = counted(tiny.load(llama.packed), **tiny.prompt())  # in float32
     assert times["rms_norm"] == times["rope"] == 0
