@@ -8,8 +8,8 @@ import pytest
 
 CUDA = Path(__file__).parents[2] / "kernels" / "cuda"
 SHARED = ("shared", "plan", "mma_units", "experts")  # each may include those before it
-# A format whose units are those of another, too, and which its block multiplies.
-BUILT_ON = {"hybrid_units": "sparse_24"}
+# A format whose units are those of another, too, or become those, for its kernels.
+BUILT_ON = {"hybrid_units": "sparse_24", "exact_units": "sparse_24"}
 ROOMS = {path.name for path in CUDA.iterdir() if path.is_dir()}
 
 
