@@ -35,9 +35,9 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.evaluation.dense_products import fp8
 from flashsparse_plugin.formats import find_form
-from flashsparse_plugin.ops.plan import choose_kernel, plan
+from flashsparse_plugin.ops.plan import choose_kernel
 from flashsparse_plugin.packed import Scheme
-from flashsparse_plugin.plan import FEW, LIBRARY, MANY
+from flashsparse_plugin.plan import FEW, MANY
 
 Row = dict[str, Any]
 FORMAT = "exact_units"
@@ -48,6 +48,7 @@ SHAPES = (
 )
 ODD = ((1, 1), (16, 256), (33, 700), (129, 4160), (1000, 1104), (1001, 1003), (300, 33))
 LARGE = ((4096, 4096), (28672, 4096), (4096, 14336))
+DECODING, PROMPTS = [1, 8, 16, 32, 64], [512, 1024, 2048]  # that are timed
 TOKENS = (1, 3, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 128, 200, 1000)
 
 
@@ -207,9 +208,8 @@ class Speed(far.Far):
         planned = choose_kernel(FORMAT, product, gpu)
         about = about | {"kernel": planned}
         own = about.pop("name")
-        if planned != LIBRARY:
-            launch = plan(f"{FORMAT}.{planned}", product, gpu)
-            about |= {"expected_us": round(launch.seconds * 1e6, 2)}
+        cost = packed.scheme, packed.shape, packed.nbytes, len(x), gpu
+        about |= {"expected_us": round(packed.format.seconds(planned, *cost) * 1e6, 2)}
         both = (FEW, MANY) if self._arguments.launches and self._device.type == "cuda" else ()
         for kernel in both:
             for each in launches_of(f"{FORMAT}.{kernel}", product, gpu, self._arguments.launches):
@@ -229,7 +229,8 @@ def main() -> int:
         type=lambda text: [layer(each) for each in text.split(",")],
         default=[layer(each) for each in SHAPES],
     )
-    options.add_argument("--tokens", type=numbers, default=[1, 8, 16, 32, 64])
+    options.add_argument("--tokens", type=numbers)
+    options.add_argument("--prompts", action="store_true", help="512 tokens and more")
     options.add_argument("--check", action="store_true", help="time nothing")
     options.add_argument("--small", action="store_true", help="few checks, float64 on the CPU")
     options.add_argument("--no-check", action="store_true", help="only what is timed is checked")
@@ -238,6 +239,7 @@ def main() -> int:
     arguments = options.parse_args()
     if arguments.dtype != "bfloat16":
         options.error("exact weights in 12 bits are bfloat16")
+    arguments.tokens = arguments.tokens or (PROMPTS if arguments.prompts else DECODING)
     device = device_of(arguments)
     budget = Budget(60 * arguments.minutes)
     if not arguments.no_check:
@@ -246,7 +248,8 @@ def main() -> int:
         if not good or arguments.check:
             return int(not good)
     arguments.minutes = max(budget.left, 0) / 60
-    measured = measure(Speed, arguments, "lossless.csv", far.show)
+    name = "lossless_prompts.csv" if arguments.prompts else "lossless.csv"
+    measured = measure(Speed, arguments, name, far.show)
     print(f"{measured.wrong} results are wrong")
     return int(measured.wrong > 0 or not measured.rows)
 

@@ -27,6 +27,10 @@ PROGRAMS: dict[str, tuple[list[str], float | None]] = {
     "doctor": ([*OURS, "doctor"], None),
     # As a reader of README runs it: its minutes and its figures.
     "bench": ([*OURS, "bench"], None),
+    # Norms and rotary embeddings of transformers in a kernel each.
+    "generate": (["generate.py"], None),
+    # Of exact 2:4, by units of sparse_24.
+    "prompts": (["lossless.py", "--prompts"], 1),
     # By launches for the GPU's own memory.
     "experts": (["experts_layer.py"], 1),
 }
