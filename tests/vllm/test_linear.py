@@ -131,7 +131,8 @@ def test_every_form_of_a_gpu_is_held(name):
     from flashsparse_plugin.integrations.vllm.summary import Summary
 
     format = fs.get_format(name)
-    scheme = format.scheme(torch.bfloat16, {"n": 2, "m": 4} if name == "nm_vector" else None)
+    patterns = ("nm_vector", "exact_nm")
+    scheme = format.scheme(torch.bfloat16, {"n": 2, "m": 4} if name in patterns else None)
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(256, 512, generator=generator, dtype=torch.bfloat16)
     weight[::7, ::5] = 2.0**-100  # exceptions of lossless
