@@ -144,12 +144,7 @@ void widened_product(const LinearInputs& inputs, const ExactUnits& packed, const
       words_of(packed.units), packed.scales.const_data_ptr<float>(), exceptions(packed),
       inputs.out_features, inputs.in_features, mutable_words(units), current_stream(units)));
   const std::optional<Tensor> no_scales;
-  const Units widened(units, no_scales, "native", 0);
-  const Tensor x = aligned_rows(inputs.x, 8);
-  const auto plan = wgmma_launch(inputs, widened, gpu, 2);
-  const TiledMatrix map{bits(x), inputs.tokens, inputs.in_features, row_length(x),
-                        plan.copied_tokens()};
-  launch_wgmma(inputs, widened, plan, map, nullptr, false, y);
+  launch_wgmma(inputs, Units(units, no_scales, "native", 0), gpu, false, y);
 }
 
 // Tensor cores on decoded units, by the decode kernel or the prefill kernel up to the

@@ -53,6 +53,15 @@ void launch_wgmma(const LinearInputs& inputs, const Units& packed, const sparse_
   STD_CUDA_CHECK(cuda::sparse_24_wgmma(arguments, x, plan, bfloat16, early, stream));
 }
 
+void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu, bool early,
+                  Tensor& y) {
+  const Tensor x = aligned_rows(inputs.x, 8);
+  const auto plan = wgmma_launch(inputs, packed, gpu, 2);
+  const TiledMatrix map{bits(x), inputs.tokens, inputs.in_features, row_length(x),
+                        plan.copied_tokens()};
+  launch_wgmma(inputs, packed, plan, map, inputs.x_scales, early, y);
+}
+
 void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu, const FewX& x,
                 Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
@@ -128,15 +137,6 @@ void mma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu
   launch_mma(inputs, packed, gpu, {bits(x), row_length(x), inputs.x_scales, 2}, y);
 }
 
-// Fills y by wgmma.sp in one launch.
-void wgmma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu, Tensor& y) {
-  const Tensor x = aligned_rows(inputs.x, 8);
-  const auto plan = wgmma_launch(inputs, packed, gpu, 2);
-  const TiledMatrix map{bits(x), inputs.tokens, inputs.in_features, row_length(x),
-                        plan.copied_tokens()};
-  launch_wgmma(inputs, packed, plan, map, inputs.x_scales, begins_early(inputs.x), y);
-}
-
 // Sparse tensor cores, by the decode kernel or the prefill kernel up to the caller's numbers of
 // tokens, then unpacking and the library's dense product. The choice is made on the host, so that
 // CUDA graphs can capture it.
@@ -162,7 +162,7 @@ Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, Scal
                                         {sparse_tokens, few_tokens});
       });
   if (kernel == Kernel::kMany) {
-    wgmma_product(inputs, packed, gpu, y);
+    launch_wgmma(inputs, packed, gpu, begins_early(inputs.x), y);
   } else if (kernel == Kernel::kFew) {
     mma_product(inputs, packed, gpu, y);
   } else {

@@ -45,7 +45,12 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
 sparse_24::WgmmaPlan wgmma_launch(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                                   int x_bytes);
 
-// Fills y by wgmma.sp in one launch; x_scales of tokens if x is quantized.
+// Fills y by wgmma.sp in one launch, for 16-bit x. Not `early` where the kernel ahead of it writes
+// the units: they are loaded before griddepcontrol.wait.
+void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu, bool early,
+                  Tensor& y);
+
+// The same with a plan, and any x; x_scales of tokens if x is quantized.
 void launch_wgmma(const LinearInputs& inputs, const Units& packed, const sparse_24::WgmmaPlan& plan,
                   const TiledMatrix& x, const float* x_scales, bool early, Tensor& y);
 

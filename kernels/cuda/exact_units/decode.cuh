@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the words of a unit to operand A of mma.m16n8k16: 13 instructions for a lane's eight
-// weights, exactly. And from a slot to its weight.
+// weights, exactly. And from there, and from a slot, to the bits of weights, for unpacking.
 #pragma once
 #include "common/integer.cuh"
+#include "common/memory.cuh"
 #include "common/mma.cuh"
 #include "common/widen.cuh"
 #include "formats/exact_units.h"
@@ -29,6 +30,32 @@ __device__ __forceinline__ void decode(const uint4 (&panel)[kPanelVectors], int 
   if (step == 1) decode(panel[0].w, panel[1].x, panel[1].y, a);
   if (step == 2) decode(panel[1].z, panel[1].w, panel[2].x, a);
   if (step == 3) decode(panel[2].y, panel[2].z, panel[2].w, a);
+}
+
+// A lane's words of a panel; `unit` begins with those of vector 0.
+__device__ __forceinline__ void load_panel(const uint4* unit, int panel,
+                                           uint4 (&words)[kPanelVectors]) {
+  FS_UNROLL
+  for (int i = 0; i < kPanelVectors; ++i) {
+    words[i] = load_streaming(unit + (panel * kPanelVectors + i) * 32);
+  }
+}
+
+// The scales of a lane's rows, `upper` and the eighth below it, each twice as a bfloat16: its
+// exponent alone. 0 past the last row.
+__device__ __forceinline__ void load_scales(const float* scales, uint32_t upper, int rows,
+                                            uint32_t (&both)[2]) {
+  FS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int row = upper + half * 8;
+    both[half] = row < rows ? __float_as_uint(scales[row]) >> 16 : 0;
+    both[half] |= both[half] << 16;
+  }
+}
+
+// Two weights from a register of `decode`, by their row's scale. Exact: it is a power of two.
+__device__ __forceinline__ uint32_t unscaled_two(uint32_t a, uint32_t scale) {
+  return fma_two<BFloat16>(a, scale, 0x80008000);
 }
 
 // The bits of the weight of a slot.

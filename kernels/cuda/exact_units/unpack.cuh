@@ -21,17 +21,14 @@ inline constexpr int kUnpackStride = kUnitCols + 8;  // of a row in shared memor
 __device__ __forceinline__ void unpack_dense(const uint4* vectors, int panel, uint32_t place,
                                              const uint32_t (&scales)[2]) {
   uint4 words[kPanelVectors];
-  FS_UNROLL
-  for (int i = 0; i < kPanelVectors; ++i)
-    words[i] = load_streaming(vectors + (panel * kPanelVectors + i) * 32);
+  load_panel(vectors, panel, words);
   FS_UNROLL
   for (int step = 0; step < 4; ++step) {
     uint32_t a[4];
     decode(words, step, a);
     FS_UNROLL
     for (int i = 0; i < 4; ++i) {
-      // Exact: a power of two.
-      const uint32_t two = fma_two<BFloat16>(a[i], scales[i % 2], 0x80008000);
+      const uint32_t two = unscaled_two(a[i], scales[i % 2]);
       const int column = step * 16 + i / 2 * 8 + threadIdx.x % 4 * 2;
       store_shared(place + (i % 2 * 8 * kUnpackStride + column) * 2, two);
     }
@@ -43,9 +40,7 @@ __device__ __forceinline__ void unpack_24(const uint4* vectors, int panel, uint3
                                           const uint32_t (&scales)[2]) {
   const int lane = threadIdx.x % 32;
   uint4 words[kPanelVectors];
-  FS_UNROLL
-  for (int i = 0; i < kPanelVectors; ++i)
-    words[i] = load_streaming(vectors + (panel / 2 * kPanelVectors + i) * 32);
+  load_panel(vectors, panel / 2, words);
   const auto* const places =
       reinterpret_cast<const uint32_t*>(vectors - lane + metadata(Kind::k24) / kLaneBytes);
   FS_UNROLL
@@ -54,7 +49,7 @@ __device__ __forceinline__ void unpack_24(const uint4* vectors, int panel, uint3
     decode(words, panel % 2 * 2 + step, a);
     FS_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const uint32_t two = fma_two<BFloat16>(a[i], scales[i % 2], 0x80008000);
+      const uint32_t two = unscaled_two(a[i], scales[i % 2]);
       const uint2 four = mma_units::spread(two, i, places, panel * 2 + step);
       const int column = step * 32 + i / 2 * 16 + lane % 4 * 4;
       store_shared(place + (i % 2 * 8 * kUnpackStride + column) * 2, four);
@@ -74,13 +69,8 @@ __global__ void __launch_bounds__(kUnpackThreads)
   const int panel = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto* const vectors = reinterpret_cast<const uint4*>(units) +
                               uint64_t{blockIdx.x} * (unit_bytes(kind) / kLaneBytes) + lane;
-  uint32_t scale[2];  // of both rows, twice as a bfloat16: its exponent alone
-  FS_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const int row = unit_row * kUnitRows + half * 8 + lane / 4;
-    scale[half] = row < rows ? __float_as_uint(scales[row]) >> 16 : 0;
-    scale[half] |= scale[half] << 16;
-  }
+  uint32_t scale[2];
+  load_scales(scales, unit_row * kUnitRows + lane / 4, rows, scale);
   const uint32_t place =
       shared_address(tile) + ((lane / 4) * kUnpackStride + panel * kPanelCols) * 2;
   if constexpr (kind == Kind::kDense) {

@@ -6,10 +6,10 @@
 #include "common/device.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
-#include "common/warp.cuh"
 #include "cuda/exact_units/decode.cuh"
 #include "cuda/exact_units/linear_arguments.h"
 #include "cuda/exact_units/widen_24.h"
+#include "cuda/mma_units/spread.cuh"
 #include "formats/exact_units.h"
 
 namespace flashsparse::exact_units {
@@ -24,9 +24,8 @@ __device__ __forceinline__ void keep(uint32_t* unit, int row, int column, uint16
   uint32_t* const places =
       unit + kWidened.metadata() / 4 + (group * 4 + step % 2 * 2 + half) * 4 + step / 2;
   const int shift = row / 8 * 16 + four * 4;
-  const uint32_t two = *values, kept = *places >> shift;
-  uint64_t dense = static_cast<uint64_t>(two & 0xffff) << (kept & 3) * 16 |
-                   static_cast<uint64_t>(two >> 16) << (kept >> 2 & 3) * 16;
+  const uint2 stored = mma_units::spread(*values, *places >> shift);
+  uint64_t dense = static_cast<uint64_t>(stored.y) << 32 | stored.x;
   const int at = column % 4 * 16;
   dense = (dense & ~(uint64_t{0xffff} << at)) | static_cast<uint64_t>(weight) << at;
   uint32_t mask = 0;  // of the columns that are not zero
@@ -51,26 +50,16 @@ __global__ void __launch_bounds__(kWidenThreads)
       reinterpret_cast<const uint4*>(units + uint64_t{blockIdx.x} * unit_words(Kind::k24)) + lane;
   uint32_t* const unit = widened + uint64_t{blockIdx.x} * kWidened.words();
   auto* const to = reinterpret_cast<uint4*>(unit) + lane;
-  uint32_t scale[2];  // of both rows, twice as a bfloat16: its exponent alone
-  FS_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const int row = unit_row * kUnitRows + half * 8 + lane / 4;
-    scale[half] = row < rows ? __float_as_uint(scales[row]) >> 16 : 0;
-    scale[half] |= scale[half] << 16;
-  }
+  uint32_t scale[2];
+  load_scales(scales, unit_row * kUnitRows + lane / 4, rows, scale);
   uint4 words[kPanelVectors];
-  FS_UNROLL
-  for (int i = 0; i < kPanelVectors; ++i) {
-    words[i] = load_streaming(from + (panel * kPanelVectors + i) * 32);
-  }
+  load_panel(from, panel, words);
   FS_UNROLL
   for (int step = 0; step < 4; ++step) {
     uint32_t a[4];
     decode(words, step, a);
     FS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      a[i] = fma_two<BFloat16>(a[i], scale[i % 2], 0x80008000);  // exact: a power of two
-    }
+    for (int i = 0; i < 4; ++i) a[i] = unscaled_two(a[i], scale[i % 2]);
     store_global(to + (panel * 4 + step) * 32, make_uint4(a[0], a[1], a[2], a[3]));
   }
   if (panel == 0) {
@@ -78,7 +67,7 @@ __global__ void __launch_bounds__(kWidenThreads)
                  load_streaming(from + metadata(Kind::k24) / kLaneBytes));
   }
   __syncthreads();
-  // Few units have an exception, and hardly any has two.
+  // One thread for all: ordinary layers have one exception a unit, or less.
   if (threadIdx.x != 0) return;
   const uint32_t* const slots = exceptions.slots + uint64_t{blockIdx.x} * exceptions.unit_slots;
   FS_NO_UNROLL
