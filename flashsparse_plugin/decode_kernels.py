@@ -24,15 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from .ops import ops
+from .ops.elementwise import MAX_NORM_COLUMNS
 from .wrapping import wrap_once
 
 logger = logging.getLogger(__name__)
 
-EARLY, DEFAULT = "early", "default"  # values of FlashSparseConfig.decode_kernels
 _DEVICES = {"cuda"}  # on a CPU our ops are torch's own, with more calls around them
 _DTYPES = (torch.float16, torch.bfloat16)
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")  # what norms call theirs
-_MAX_NORM_COLUMNS = 32768  # kernels/cuda/elementwise/rms_norm_arguments.h
 _NORM = "_decode_kernel"  # the attribute in which a norm keeps what our kernel needs
 _ROTARY = "apply_rotary_pos_emb"  # what all families call it
 _ROWS = "_decode_kernel_rows"  # the attribute in which cosines keep what our kernel reads
@@ -112,7 +111,7 @@ def _known_norm(module: nn.Module) -> tuple[float, bool] | None:
     if weight is None or weight.dim() != 1 or weight.dtype not in _DTYPES:
         return None
     columns = weight.numel()
-    if columns % 8 or not 8 <= columns <= _MAX_NORM_COLUMNS:
+    if columns % 8 or not 8 <= columns <= MAX_NORM_COLUMNS:
         return None
     epsilon = next((e for e in map(vars(module).get, _EPSILONS) if isinstance(e, float)), None)
     if epsilon is None:

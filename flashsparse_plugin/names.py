@@ -15,5 +15,8 @@ DENSE = "dense"
 AUTO = "auto"
 """In the place of a format's name: for each layer the one that should be fastest, or none."""
 
+EARLY, DEFAULT = "early", "default"
+"""Of the setting `decode_kernels`: norms and the like by our kernels, or by the engine's own."""
+
 LM_HEAD = "lm_head"
 """In a list of ignored layers: the output head, whatever the architecture calls it."""

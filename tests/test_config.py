@@ -103,7 +103,14 @@ def test_the_choice_of_cusparselt_is_ignored_with_a_line(format, caplog):
     assert re.search(r'prompts="cusparselt" is ignored: .* Leave prompts out', message)
     assert config == fs.FlashSparseConfig(**named, prompts="own")
     assert "prompts" not in config.to_dict() and len(caplog.messages) == 1
-    assert "prompts" not in config.get_loading_attributes()
+    how = {"dequantize": False, "experts": "auto", "decode_kernels": "early"}
+    assert config.get_loading_attributes() == how
+
+
+def test_how_to_run_survives_the_choice_of_formats():
+    how = {"dequantize": True, "experts": "dense", "decode_kernels": "default"}
+    chosen = fs.FlashSparseConfig(format="auto", **how).settled({"fc": (None, "it does not pay")})
+    assert chosen.get_loading_attributes() == how
 
 
 def test_what_a_file_says_stays_in_one_line(caplog):

@@ -16,6 +16,7 @@ from torch.library import impl, register_fake
 from . import library  # noqa: F401  (the ops must exist before they are completed)
 
 ACTIVATIONS = ("silu", "gelu_tanh")
+MAX_NORM_COLUMNS = 32768  # kernels/cuda/elementwise/rms_norm_arguments.h
 
 
 @register_fake("flashsparse::rms_norm")

@@ -34,7 +34,7 @@ from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import lines
 from flashsparse_plugin.dataflow.expected import Target
 from flashsparse_plugin.dataflow.unpacked import complaints
-from flashsparse_plugin.decode_kernels import EARLY, use_decode_kernels
+from flashsparse_plugin.decode_kernels import use_decode_kernels
 from flashsparse_plugin.embedding import SparseEmbedding
 from flashsparse_plugin.expert_layout import experts_of
 from flashsparse_plugin.experts.layer import sparse_experts, unpack_module
@@ -43,7 +43,7 @@ from flashsparse_plugin.formats.values.dtypes import packable_dtype
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.modules import as_kind, linear_modules
-from flashsparse_plugin.names import DEFAULT_FORMAT
+from flashsparse_plugin.names import DEFAULT_FORMAT, EARLY
 from flashsparse_plugin.packed import FormatError, Scheme, dtype_name
 from flashsparse_plugin.roles import kept_dense
 

@@ -29,13 +29,13 @@ from vllm.model_executor.layers import activation, layernorm, rotary_embedding
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.platforms import current_platform
 
+from flashsparse_plugin.names import DEFAULT, EARLY
 from flashsparse_plugin.ops import STATUS, ops
+from flashsparse_plugin.ops.elementwise import MAX_NORM_COLUMNS
 
 from .early_begin import HOPPER
-from .settings import DECODE_KERNELS, DEFAULT, EARLY, settings_of
+from .settings import DECODE_KERNELS, settings_of
 from .summary import logger
-
-_MAX_NORM_COLUMNS = 32768  # kernels/cuda/elementwise/rms_norm_arguments.h
 
 
 def use_decode_kernels(vllm_config: VllmConfig, is_packed: bool) -> None:
@@ -134,7 +134,7 @@ class _EarlyNorm(_Early):
             or not _has_kernel(x, self.weight, *([] if residual is None else [residual]))
             or x.dim() not in (2, 3)
             or columns % 8
-            or columns > _MAX_NORM_COLUMNS
+            or columns > MAX_NORM_COLUMNS
         ):
             return self._theirs(x, residual)
         weight, epsilon = self.weight.data, self.variance_epsilon

@@ -18,7 +18,7 @@ from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.formats import format_names, read_format
 from flashsparse_plugin.messages import PrintableMessage
-from flashsparse_plugin.names import AUTO
+from flashsparse_plugin.names import AUTO, DEFAULT, EARLY
 from flashsparse_plugin.packed import FormatError
 
 KEY = QUANT_METHOD  # in additional_config
@@ -28,7 +28,6 @@ DUMMY = "dummy"  # vLLM's load format of random weights
 # Load formats that hold what a process held, and not what a checkpoint holds.
 _OF_A_PROCESS = ("ipc_cache", "runai_streamer_sharded", "sharded_state", "tensorizer")
 DECODE_KERNELS = "decode_kernels"
-EARLY, DEFAULT = "early", "default"  # its values
 _USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options", "head")
 _USER_KEYS += (DECODE_KERNELS, "experts")
 _RETIRED = {"prompts"}  # FlashSparseConfig says that it is ignored
