@@ -27,6 +27,16 @@ SILU = (1.0, 0.0, float("inf"))
 GPT_OSS = (1.702, 1.0, 0.5)  # with a limit that small values reach
 
 
+class WgmmaPlan(NamedTuple):
+    """The numbers of ExpertsWgmmaPlan; a shape of -1 lets the host plan."""
+
+    down: int = 1
+    stages: int = 2
+    clusters: int = 3
+    unused: int = 0
+    shape: int = -1
+
+
 class Plan(NamedTuple):
     """The numbers of ExpertsPlan; a shape of -1 lets the host plan."""
 
@@ -45,6 +55,7 @@ class Experts:
         gate: [experts, intermediate, hidden], as `up`.
         down: [experts, hidden, intermediate].
         biases: [experts, 2 * intermediate], gate's before up's, and [experts, hidden].
+        rounded_groups: Groups of columns whose kernel rounds code x scale, as unpacking does.
     """
 
     gate: Tensor
@@ -52,6 +63,7 @@ class Experts:
     down: Tensor
     biases: tuple[Tensor, Tensor] | None
     options: PatternOptions
+    rounded_groups: tuple[int, ...] = (32, 64)
 
     @cached_property
     def packed(self) -> tuple[PackedWeight, PackedWeight]:
@@ -77,8 +89,7 @@ class Experts:
         codes, scales = Sparse24().codes(packed)
         scales = spread_scales(scales, codes.shape[1], self.options.group)
         exact = codes.double() * scales.double()
-        # The kernel rounds code x scale, as unpacking does, where many groups share a step.
-        rounds = self.options.group in (32, 64)
+        rounds = self.options.group in self.rounded_groups
         return exact.to(packed.dtype).double() if rounds else exact
 
 
@@ -122,7 +133,7 @@ class Case:
     map: Tensor | None = None  # int32 [known]
     activation: tuple[float, float, float] = SILU
     weights_on_input: bool = False
-    plans: tuple[Plan, Plan] = (Plan(), Plan())
+    plans: tuple[Plan | WgmmaPlan, Plan | WgmmaPlan] = (Plan(), Plan())
     seed: int = 0
     gpu: tuple[int, int] = (3, 227 << 10)  # multiprocessors, bytes of shared memory
 

@@ -55,6 +55,9 @@ HOST_SOURCES = {
     "sparse_24/linear_driver": ["cuda/sparse_24/linear_plan.cpp"],
     "sparse_24/linear_codes_driver": ["cuda/sparse_24/linear_plan.cpp"],
     "sparse_24/experts_driver": ["cuda/sparse_24/experts_plan.cpp"],
+    "sparse_24/experts_wgmma_driver": [
+        f"cuda/sparse_24/{plan}_plan.cpp" for plan in ("experts", "experts_wgmma", "wgmma")
+    ],
     "sparse_24/wgmma_driver": ["cuda/sparse_24/wgmma_plan.cpp"],
     "sparse_24/wgmma_codes_driver": ["cuda/sparse_24/wgmma_plan.cpp"],
     "tiled_bitmap/linear_driver": ["cuda/tiled_bitmap/linear_plan.cpp"],

@@ -32,7 +32,8 @@ from flashsparse_plugin.ops.plan import Product, candidates, override, plan
 
 Row = dict[str, Any]
 KINDS_HERE = ["2:4, int8", "2:4, int4 by 128", "2:4"]
-PRODUCTS = {"up": "sparse_24_experts.up", "down": "sparse_24_experts.down"}
+NAMES = ("up", "down", "many_up", "many_down")  # of products, the last two by wgmma
+PRODUCTS = {name: f"sparse_24_experts.{name}" for name in NAMES}
 
 
 class Launches:
@@ -64,10 +65,12 @@ class Launches:
             return experts.multiply(x, next(turn), weights, copies())
 
         calls: dict[tuple[str, tuple[int, ...]], Callable[[], Tensor]] = {("planned", ()): layer}
-        for product, kernel in PRODUCTS.items() if device.type == "cuda" else ():
-            asked = self._product(experts, product, tokens)
-            planned = plan(kernel, asked, gpu_of(device)).numbers
+        for product in self._arguments.products if device.type == "cuda" else ():
+            kernel, asked = PRODUCTS[product], self._product(experts, product, tokens)
             found = sorted(candidates(kernel, asked, gpu_of(device)), key=lambda own: own.seconds)
+            if not found:  # a GPU without wgmma
+                continue
+            planned = plan(kernel, asked, gpu_of(device)).numbers
             best = [each.numbers for each in found[: self._arguments.most]]
             for launch in dict.fromkeys((planned, *best)):
                 calls[product, launch] = partial(self._with, kernel, launch, layer)
@@ -82,9 +85,10 @@ class Launches:
     def _product(self, experts: Experts, product: str, tokens: int) -> Product:
         model = experts.model
         shape = model.intermediate, model.hidden
-        units = experts.tensors[0] if product == "up" else experts.tensors[2]
+        is_up = product.endswith("up")
+        units = experts.tensors[0 if is_up else 2]
         return Product(
-            shape if product == "up" else shape[::-1], tokens, units.nbytes, experts.values,
+            shape if is_up else shape[::-1], tokens, units.nbytes, experts.values,
             experts.group, (2, 4, 1), experts=(model.experts, model.top_k),
         )  # fmt: skip
 
@@ -119,6 +123,7 @@ def main() -> int:
     options = parser(__doc__, minutes=1.5, dtype="bfloat16")
     options.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS)[:2])
     options.add_argument("--kinds", type=lambda text: text.split(";"), default=KINDS_HERE)
+    options.add_argument("--products", type=lambda text: text.split(","), default=list(PRODUCTS))
     options.add_argument("--tokens", type=numbers, default=[1, 8, 16, 64, 128, 256])
     options.add_argument("--most", type=int, default=12, help="launches of a product")
     measured = measure(Launches, options.parse_args(), "experts_launches.csv", show)

@@ -4,8 +4,9 @@
     python benchmarks/gpu/experts_layer.py --check          # no times
     python benchmarks/gpu/experts_layer.py --minutes 9
 
-`flashsparse::experts` is held against a loop over experts in float64: by the grouped kernel,
-unpacked for torch's grouped product, and by the fallback; then the replay of CUDA graphs under
+`flashsparse::experts` is held against a loop over experts in float64: by the grouped kernels in
+each of their shapes, unpacked for torch's grouped product, and by the fallback; then the replay of
+CUDA graphs under
 other routings against eager calls, and small random Qwen3-MoE and Mixtral models, packed on the
 card, against the dense ones that they were packed from. Nothing is timed while a result is wrong.
 Then whole layers over cold weights, by turns with torch's grouped product in bf16, and with vLLM's
@@ -19,12 +20,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import experts as products
 import torch
 from _device import Budget, Stopwatch, _measure, cold_bytes
+from _launches import gpu_of
 from _program import DTYPES, measure, numbers, parser
 from experts import DISTINCT, KINDS, MODELS, ROUTINGS, TOLERANCE, Model, routing
 from torch import Tensor
@@ -33,6 +36,7 @@ from torch.nn import functional as F
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.experts import ExpertStack, PackedStack, grouped, multiply
 from flashsparse_plugin.formats import find_form, get_format
+from flashsparse_plugin.ops.plan import Product, candidates, override
 from flashsparse_plugin.packed import Routed
 
 Row = dict[str, Any]
@@ -119,6 +123,20 @@ class Layer:
             *(batch.limit, batch.alpha, batch.weights_on_input),
         )
 
+    def launches(self, tokens: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """A launch of each shape of the grouped kernels: of which product, and its numbers."""
+        shape, (values, group) = (self.model.intermediate, self.model.hidden), KINDS[self.kind]
+        counts = self.model.experts, self.model.top_k
+        product = Product(
+            shape, tokens, self.w13.nbytes, values, group or 0, (2, 4, 1), experts=counts
+        )
+        found = {}
+        for name in ("up", "many_up") if self.device.type == "cuda" else ():
+            kernel = f"sparse_24_experts.{name}"
+            for launch in candidates(kernel, product, gpu_of(self.device)):
+                found[f"{name} {launch.numbers[0]}"] = kernel, launch.numbers
+        return found
+
     def copy(self) -> tuple[ExpertStack, ExpertStack]:
         w13, w2 = (
             replace(each, tensors={name: t.clone() for name, t in each.tensors.items()})
@@ -195,7 +213,10 @@ class Measured:
                 batch = layer.batch(x, weights=weights, **route, **variant)
                 point = f"{where}, {tokens} tokens, {name}, {what}"
                 right = layer.exact(batch)
-                self._close(grouped.by_kernel(batch, layer.w13, layer.w2), right, point)
+                for shape, (kernel, launch) in layer.launches(tokens).items():
+                    with override(kernel, launch):
+                        y = grouped.by_kernel(batch, layer.w13, layer.w2)
+                    self._close(y, right, f"{point}, {shape}")
                 self._close(layer.op(batch), right, f"{point}, the op")
                 if self._unpacks():
                     y = grouped.by_unpacking(batch, layer.w13, layer.w2)
@@ -212,6 +233,8 @@ class Measured:
     def _check_graph(self, layer: Layer, where: str) -> None:
         """Graphs of each way to run a layer, under routings that they were not captured with."""
         ways: dict[str, Callable[[Routed], Tensor]] = {"the op": layer.op}
+        for shape, own in layer.launches(33).items():
+            ways[shape] = partial(self._overridden, layer, own)
         if self._unpacks() and torch.cuda.get_device_capability() in ((9, 0), (10, 0)):
             ways["unpacked"] = lambda batch: grouped.by_unpacking(batch, layer.w13, layer.w2)
         ways["the fallback"] = lambda batch: layer.op(replace(batch, x=batch.x.float()))
@@ -232,6 +255,12 @@ class Measured:
                     self._close(captured, layer.exact(batch), point)
                 else:
                     self._judge(torch.equal(captured, call(batch)), point)
+
+    def _overridden(
+        self, layer: Layer, own: tuple[str, tuple[int, ...]], batch: Routed
+    ) -> Tensor:
+        with override(*own):
+            return grouped.by_kernel(batch, layer.w13, layer.w2)
 
     def _check_model(self, kind: str) -> None:
         """A small random model, packed on the card, beside the dense one that it is packed from."""

@@ -41,7 +41,7 @@ inline experts::Routing routing_of(const Tensor& topk_ids, int64_t local_experts
 
 // The tensors of an order of blocks of `block_slots` slots.
 struct OrderTensors {
-  Tensor slots, experts, blocks;
+  Tensor slots, experts, blocks, spans;
 
   OrderTensors(const Tensor& topk_ids, const experts::Routing& routing, int64_t block_slots)
       : slots(allocate_like(topk_ids,
@@ -50,11 +50,12 @@ struct OrderTensors {
         experts(allocate_like(topk_ids,
                               {experts::most_blocks(routing.slots, routing.experts, block_slots)},
                               ScalarType::Int)),
-        blocks(allocate_like(topk_ids, {1}, ScalarType::Int)) {}
+        blocks(allocate_like(topk_ids, {1}, ScalarType::Int)),
+        spans(allocate_like(topk_ids, {experts.size(0), 2}, ScalarType::Int)) {}
 
   experts::Order data() {
     return {slots.mutable_data_ptr<int32_t>(), experts.mutable_data_ptr<int32_t>(),
-            blocks.mutable_data_ptr<int32_t>()};
+            blocks.mutable_data_ptr<int32_t>(), spans.mutable_data_ptr<int32_t>()};
   }
 };
 

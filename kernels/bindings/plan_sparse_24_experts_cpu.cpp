@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans of the two products of a layer of experts in sparse_24: "up", of gate and up projections,
-// with [intermediate, hidden] as its shape, and "down", with [hidden, intermediate].
+// with [intermediate, hidden] as its shape, and "down", with [hidden, intermediate]; and, by wgmma,
+// "many_up" and "many_down".
 #include <cmath>
 
 #include "bindings/plan.h"
@@ -12,6 +13,7 @@ namespace {
 
 using sparse_24::ExpertsPlan;
 using sparse_24::ExpertsProduct;
+using sparse_24::ExpertsWgmmaPlan;
 
 ExpertsProduct product_of(const Product& product, bool gated) {
   FS_CHECK(product.experts >= 1 && product.top_k >= 1 && product.top_k <= product.experts,
@@ -26,11 +28,11 @@ ExpertsProduct product_of(const Product& product, bool gated) {
           sparse_24_layout(product.values, product.group)};
 }
 
-int shape_of(const ExpertsProduct& product, const Gpu& gpu) {
+ExpertsProduct other_of(const ExpertsProduct& product) {
   ExpertsProduct other = product;
   std::swap(other.rows, other.cols);
   other.gated = !product.gated;
-  return sparse_24::experts_shape(product, other, gpu);
+  return other;
 }
 
 // Bytes are those of the experts that some token has.
@@ -46,23 +48,37 @@ Product of_active(const Product& product) {
 // With its share of what else a layer launches: the order of slots and their sum.
 Fit fit(int64_t) { return {7.9, 0, 1.0}; }
 
-template <bool gated>
+// The two kernels: how a layer's shape is found, and a product's launches are priced and listed.
+struct Few {
+  static constexpr int kShapes = sparse_24::kExpertsShapeCount;
+  static constexpr auto shape = sparse_24::experts_shape;
+  static constexpr auto price = sparse_24::price_experts;
+  static constexpr auto list = sparse_24::list_experts;
+};
+struct Many {
+  static constexpr int kShapes = sparse_24::kExpertsWgmmaShapeCount;
+  static constexpr auto shape = sparse_24::experts_wgmma_shape;
+  static constexpr auto price = sparse_24::price_experts_wgmma;
+  static constexpr auto list = sparse_24::list_experts_wgmma;
+};
+
+template <class Kernel, bool gated>
 Launch plan(const Product& product, const Gpu& gpu) {
   const ExpertsProduct own = product_of(product, gated);
-  const int shape = shape_of(own, gpu);
+  const int shape = Kernel::shape(own, other_of(own), gpu);
   return planned(of_active(product), gpu, product.tokens, fit, [&](int64_t) {
-    return priced_as_costed(
-        gpu, [&](const Gpu& costed) { return sparse_24::price_experts(own, shape, costed); });
+    return priced_as_costed(gpu,
+                            [&](const Gpu& costed) { return Kernel::price(own, shape, costed); });
   });
 }
 
-template <bool gated>
+template <class Kernel, bool gated>
 std::vector<Launch> list(const Product& product, const Gpu& gpu) {
   const ExpertsProduct own = product_of(product, gated);
   return compared(of_active(product), gpu, product.tokens, fit, [&](int64_t) {
-    std::vector<Priced<sparse_24::ExpertsPlan>> all;
-    for (int shape = 0; shape < sparse_24::kExpertsShapeCount; ++shape) {
-      const auto found = sparse_24::list_experts(own, shape, as_costed(gpu));
+    auto all = Kernel::list(own, 0, as_costed(gpu));
+    for (int shape = 1; shape < Kernel::kShapes; ++shape) {
+      const auto found = Kernel::list(own, shape, as_costed(gpu));
       all.insert(all.end(), found.begin(), found.end());
     }
     return all;
@@ -76,14 +92,30 @@ Shapes shapes() {
                    });
 }
 
+Shapes many_shapes() {
+  return shapes_of("tokens groups bits", sparse_24::kExpertsWgmmaShapes,
+                   [](const sparse_24::ExpertsWgmmaShapeInfo& info) {
+                     return std::vector<int64_t>{info.tokens, info.groups, info.bits};
+                   });
+}
+
+flashsparse::Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits&) {
+  const ExpertsProduct up = product_of(product, true);
+  return sparse_24::choose_experts_kernel(up, other_of(up), gpu);
+}
+
 }  // namespace
 
 Format sparse_24_experts_planners() {
   constexpr const char* kFields = LaunchNumbers<ExpertsPlan>::kFields;
-  return {"sparse_24_experts",
-          nullptr,
-          {{"sparse_24_experts.up", kFields, shapes, plan<true>, list<true>},
-           {"sparse_24_experts.down", kFields, shapes, plan<false>, list<false>}}};
+  constexpr const char* kMany = LaunchNumbers<ExpertsWgmmaPlan>::kFields;
+  return {
+      "sparse_24_experts",
+      choose,
+      {{"sparse_24_experts.up", kFields, shapes, plan<Few, true>, list<Few, true>},
+       {"sparse_24_experts.down", kFields, shapes, plan<Few, false>, list<Few, false>},
+       {"sparse_24_experts.many_up", kMany, many_shapes, plan<Many, true>, list<Many, true>},
+       {"sparse_24_experts.many_down", kMany, many_shapes, plan<Many, false>, list<Many, false>}}};
 }
 
 }  // namespace flashsparse::planning

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of experts in sparse_24 on CUDA: argument checks, allocation, and four launches on the
-// current stream, which hold any routing.
+// A layer of experts in sparse_24 on CUDA: argument checks, allocation, and four or five launches on
+// the current stream, which hold any routing.
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -19,9 +19,7 @@ namespace {
 
 using sparse_24::ExpertsPlan;
 using sparse_24::ExpertsProduct;
-
-constexpr const char* kUp = "sparse_24_experts.up";
-constexpr const char* kDown = "sparse_24_experts.down";
+using sparse_24::ExpertsWgmmaPlan;
 
 int64_t stride_of(int64_t columns) { return (columns + 7) / 8 * 8; }
 
@@ -78,20 +76,158 @@ experts::Activation activation_of(const std::string& name, double limit, double 
   return {static_cast<float>(alpha), 1, most};
 }
 
-// The launch of a product: the one that a benchmark gave, or else the planned one.
-ExpertsPlan plan_of(const char* kernel, const ExpertsProduct& product, int shape, const Gpu& gpu) {
-  ExpertsPlan plan{};
-  if (GivenLaunch* const given = given_launch(kernel)) {
-    set_numbers(plan, given->numbers);
-    ++given->launches;
-  } else {
-    plan = sparse_24::price_experts(product, shape, gpu).launch;
+// A kernel: the names of its launches, and how a layer's shape is found and a launch is priced.
+struct Few {
+  static constexpr const char *kUp = "sparse_24_experts.up", *kDown = "sparse_24_experts.down";
+  static constexpr auto shape = sparse_24::experts_shape;
+  static constexpr auto price = sparse_24::price_experts;
+  static ExpertsPlan empty(const ExpertsProduct&) { return {}; }
+};
+struct Many {
+  static constexpr const char *kUp = "sparse_24_experts.many_up",
+                              *kDown = "sparse_24_experts.many_down";
+  static constexpr auto shape = sparse_24::experts_wgmma_shape;
+  static constexpr auto price = sparse_24::price_experts_wgmma;
+  static ExpertsWgmmaPlan empty(const ExpertsProduct& product) {
+    return {0, 1, 2, 1, product.gated};
   }
-  const char* const broken = plan.broken_rule(product, gpu);
-  FS_CHECK(!broken, kernel, " has no launch for ", product.tokens, " tokens with ", product.top_k,
-           " of ", product.experts, " experts each, [", product.rows, ", ", product.cols,
-           "]: ", broken, ". Remedy: fewer tokens at a time, or experts that stay dense");
-  return plan;
+};
+
+// The launches of a layer: those that a benchmark gave, or else the planned ones.
+template <class Kernel>
+struct Launches {
+  decltype(Kernel::empty({})) up, down;
+
+  Launches(const ExpertsProduct& up_, const ExpertsProduct& down_, const Gpu& gpu) {
+    const GivenLaunch* given = given_launch(Kernel::kUp);
+    if (!given) given = given_launch(Kernel::kDown);
+    const int shape = given && !given->numbers.empty() ? static_cast<int>(given->numbers[0])
+                                                       : Kernel::shape(up_, down_, gpu);
+    up = launch_of(Kernel::kUp, up_, shape, gpu);
+    down = launch_of(Kernel::kDown, down_, shape, gpu);
+    FS_CHECK(block_slots() == down.info().tokens, "launches of ", Kernel::kUp, " and ",
+             Kernel::kDown, " must have shapes of equally many tokens");
+  }
+
+  int block_slots() const { return up.info().tokens; }
+
+ private:
+  static auto launch_of(const char* name, const ExpertsProduct& product, int shape,
+                        const Gpu& gpu) {
+    auto plan = Kernel::empty(product);
+    if (GivenLaunch* const given = given_launch(name)) {
+      set_numbers(plan, given->numbers);
+      ++given->launches;
+    } else {
+      plan = Kernel::price(product, shape, gpu).launch;
+    }
+    const char* const broken = plan.broken_rule(product, gpu);
+    FS_CHECK(!broken, name, " has no launch for ", product.tokens, " tokens with ", product.top_k,
+             " of ", product.experts, " experts each, [", product.rows, ", ", product.cols,
+             "]: ", broken, ". Remedy: fewer tokens at a time, or experts that stay dense");
+    return plan;
+  }
+};
+
+// What both kernels are launched with.
+struct Layer {
+  const experts::Routing& routing;
+  int top_k;
+  const ExpertsProduct &up, &down;
+  const ExpertsWeight &first, &last;
+  const experts::Activation& activation;
+  const Tensor &x, &weights;  // x with aligned rows; of the router, float32
+  bool weights_on_input, bfloat16, early;
+  cudaStream_t stream;
+
+  Tensor rows(int64_t count, const ExpertsProduct& product) const {  // of y of a product
+    return allocate_like(x, {count, stride_of(product.rows)});
+  }
+  void sum(const Tensor& products, const int32_t* places, Tensor& y) const {
+    STD_CUDA_CHECK(cuda::experts_sum(routing, top_k, places, bits(products),
+                                     static_cast<int>(products.size(1)),
+                                     static_cast<int>(down.rows), mutable_bits(y), bfloat16, early,
+                                     stream));
+  }
+};
+
+// What the arguments of both kernels have in common.
+template <class Arguments>
+void set_product(Arguments& a, const ExpertsProduct& product, const ExpertsWeight& weight,
+                 Tensor& to) {
+  a.units = words_of(weight.units);
+  a.scales = weight.scales;
+  a.bias = weight.bias ? bits(*weight.bias) : nullptr;
+  a.y = mutable_bits(to);
+  a.y_stride = static_cast<int>(to.size(1));
+  a.rows = static_cast<int>(product.rows);
+  a.cols = static_cast<int>(product.cols);
+}
+
+void multiply_few(const Layer& layer, const Launches<Few>& plans, OrderTensors& order, Tensor& y) {
+  experts::Arguments a{};
+  a.order = order.data();
+  a.slots = layer.routing.slots;
+  a.activation = layer.activation;
+  const auto multiply = [&](const ExpertsProduct& product, const ExpertsPlan& plan,
+                            const ExpertsWeight& weight, const Tensor& from, Tensor& to) {
+    set_product(a, product, weight, to);
+    a.x = bits(from);
+    a.x_stride = static_cast<int>(from.size(1));
+    a.weights = layer.weights_on_input == product.gated ? layer.weights.const_data_ptr<float>()
+                                                        : nullptr;
+    STD_CUDA_CHECK(cuda::sparse_24_experts(a, product, plan, layer.bfloat16, layer.early,
+                                           !product.gated, layer.stream));
+  };
+  Tensor h = layer.rows(a.slots, layer.up), products = layer.rows(a.slots, layer.down);
+  multiply(layer.up, plans.up, layer.first, layer.x, h);
+  multiply(layer.down, plans.down, layer.last, h, products);
+  layer.sum(products, nullptr, y);
+}
+
+void multiply_many(const Layer& layer, const Launches<Many>& plans, OrderTensors& order,
+                   Tensor& y) {
+  const int64_t most = order.slots.size(0);
+  Tensor rows = allocate_like(layer.x, {most, layer.x.size(1)});
+  Tensor weights = allocate_like(layer.x, {most}, ScalarType::Float);
+  Tensor places = allocate_like(layer.x, {layer.routing.slots}, ScalarType::Int);
+  const experts::Gather gather{order.data(),
+                               bits(layer.x),
+                               static_cast<int>(layer.x.size(1)),
+                               layer.routing.slots,
+                               Divider(static_cast<uint32_t>(layer.top_k)),
+                               layer.weights.const_data_ptr<float>(),
+                               mutable_bits(rows),
+                               weights.mutable_data_ptr<float>(),
+                               places.mutable_data_ptr<int32_t>()};
+  STD_CUDA_CHECK(
+      cuda::experts_gather(gather, static_cast<int>(most), layer.early, layer.stream));
+  experts::WgmmaArguments a{};
+  a.order = order.data();
+  a.slots = layer.routing.slots;
+  a.activation = layer.activation;
+  const auto multiply = [&](const ExpertsProduct& product, const ExpertsWgmmaPlan& plan,
+                            const ExpertsWeight& weight, const Tensor& from, Tensor& to) {
+    set_product(a, product, weight, to);
+    a.weights =
+        layer.weights_on_input == product.gated ? weights.const_data_ptr<float>() : nullptr;
+    a.gated = product.gated;
+    a.cut(plan, product);
+    const TiledMatrix map{bits(from), most, product.cols, from.size(1), plan.copied_tokens()};
+    STD_CUDA_CHECK(cuda::sparse_24_experts_wgmma(a, map, plan, product.unit, layer.bfloat16,
+                                                 layer.early, layer.stream));
+  };
+  Tensor h = layer.rows(most, layer.up), products = layer.rows(most, layer.down);
+  multiply(layer.up, plans.up, layer.first, rows, h);
+  multiply(layer.down, plans.down, layer.last, h, products);
+  layer.sum(products, places.const_data_ptr<int32_t>(), y);
+}
+
+// The kernel of a layer: that of the launch that a benchmark gave, or else the planned one.
+bool by_many(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu) {
+  if (given_launch(Many::kUp) || given_launch(Many::kDown)) return true;
+  if (given_launch(Few::kUp) || given_launch(Few::kDown)) return false;
+  return sparse_24::choose_experts_kernel(up, down, gpu) == Kernel::kMany;
 }
 
 Tensor sparse_24_experts(const Tensor& x_, const Tensor& topk_ids, const Tensor& topk_weights,
@@ -129,48 +265,32 @@ Tensor sparse_24_experts(const Tensor& x_, const Tensor& topk_ids, const Tensor&
   if (tokens == 0) return y;
 
   const Gpu gpu = gpu_of(x_);
-  const GivenLaunch* const given = given_launch(kUp) ? given_launch(kUp) : given_launch(kDown);
-  const int shape = given && !given->numbers.empty() ? static_cast<int>(given->numbers[0])
-                                                     : sparse_24::experts_shape(up, down, gpu);
-  const ExpertsPlan up_plan = plan_of(kUp, up, shape, gpu);
-  const ExpertsPlan down_plan = plan_of(kDown, down, shape, gpu);
-  const int block_slots = up_plan.info().tokens;
-  FS_CHECK(block_slots == down_plan.info().tokens, "launches of ", kUp, " and ", kDown,
-           " must have shapes of equally many tokens");
-
-  const bool bfloat16 = weight_dtype == ScalarType::BFloat16, early = gpu.has_dependent_launch();
   const Tensor x = aligned_rows(as_contiguous(x_), 8);
   const Tensor weights = as_contiguous(in_dtype(topk_weights, ScalarType::Float));
-  const cudaStream_t stream = current_stream(x);
-  OrderTensors order(topk_ids, routing, block_slots);
-  Tensor h = allocate_like(x, {routing.slots, stride_of(intermediate)});
-  Tensor products = allocate_like(x, {routing.slots, stride_of(hidden)});
-  STD_CUDA_CHECK(cuda::experts_order(routing, order.data(), block_slots, stream));
-
-  experts::Arguments a{};
-  a.order = order.data();
-  a.slots = routing.slots;
-  a.activation = own_activation;
-  const auto set = [&](const ExpertsProduct& product, const ExpertsWeight& weight,
-                       const Tensor& from, bool weighted, Tensor& to) {
-    a.units = words_of(weight.units);
-    a.scales = weight.scales;
-    a.bias = weight.bias ? bits(*weight.bias) : nullptr;
-    a.x = bits(from);
-    a.x_stride = static_cast<int>(from.size(1));
-    a.weights = weighted ? weights.const_data_ptr<float>() : nullptr;
-    a.y = mutable_bits(to);
-    a.y_stride = static_cast<int>(to.size(1));
-    a.rows = static_cast<int>(product.rows);
-    a.cols = static_cast<int>(product.cols);
+  const Layer layer{routing,
+                    static_cast<int>(top_k),
+                    up,
+                    down,
+                    first,
+                    last,
+                    own_activation,
+                    x,
+                    weights,
+                    weights_on_input,
+                    weight_dtype == ScalarType::BFloat16,
+                    gpu.has_dependent_launch(),
+                    current_stream(x)};
+  const auto multiply = [&](const auto& plans, const auto& by_kernel) {
+    OrderTensors order(topk_ids, routing, plans.block_slots());
+    STD_CUDA_CHECK(
+        cuda::experts_order(routing, order.data(), plans.block_slots(), layer.stream));
+    by_kernel(layer, plans, order, y);
   };
-  set(up, first, x, weights_on_input, h);
-  STD_CUDA_CHECK(cuda::sparse_24_experts(a, up, up_plan, bfloat16, early, false, stream));
-  set(down, last, h, !weights_on_input, products);
-  STD_CUDA_CHECK(cuda::sparse_24_experts(a, down, down_plan, bfloat16, early, true, stream));
-  STD_CUDA_CHECK(cuda::experts_sum(routing, static_cast<int>(top_k), bits(products),
-                                   static_cast<int>(products.size(1)), static_cast<int>(hidden),
-                                   mutable_bits(y), bfloat16, early, stream));
+  if (by_many(up, down, gpu)) {
+    multiply(Launches<Many>(up, down, gpu), multiply_many);
+  } else {
+    multiply(Launches<Few>(up, down, gpu), multiply_few);
+  }
   return y;
 }
 

@@ -3,23 +3,14 @@
 // add up their accumulators; the first one scales them, applies bias, activation and the weights of
 // the router, and stores the rows of y of its slots.
 #pragma once
-#include "common/float32.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
+#include "cuda/experts/activation.cuh"
 #include "cuda/experts/arguments.h"
 #include "cuda/experts/steps.cuh"
 #include "cuda/experts/warp_sums.cuh"
 
 namespace flashsparse::experts {
-
-__device__ __forceinline__ float activated(const Activation& activation, float gate, float up) {
-  constexpr float kLog2E = 1.4426950408889634f;
-  const float limit = activation.limit;
-  gate = gate > limit ? limit : gate;  // NaN stays, which min() would replace
-  up = up > limit ? limit : up < -limit ? -limit : up;
-  const float power = exp2_approx(gate * (-kLog2E * activation.alpha));
-  return gate * reciprocal_approx(1 + power) * (up + activation.up_offset);
-}
 
 // `scaled`: whether accumulators are multiplied by scales of rows.
 template <class Type, class Shape, bool scaled>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/experts/experts.h"
+#include "cuda/experts/gather.cuh"
 #include "cuda/experts/order.cuh"
 #include "cuda/experts/sum.cuh"
 #include "cuda/shared/launch_early.h"
@@ -17,13 +18,19 @@ cudaError_t experts_order(const experts::Routing& routing, const experts::Order&
   return cudaGetLastError();
 }
 
-cudaError_t experts_sum(const experts::Routing& routing, int top_k, const uint16_t* products,
-                        int stride, int columns, uint16_t* y, bool bfloat16, bool early,
-                        cudaStream_t stream) {
+cudaError_t experts_gather(const experts::Gather& gather, int most_slots, bool early,
+                           cudaStream_t stream) {
+  return launch_early(experts::gather_kernel, experts::gather_blocks(most_slots),
+                      experts::kGatherThreads, 0, early, stream, gather, most_slots);
+}
+
+cudaError_t experts_sum(const experts::Routing& routing, int top_k, const int32_t* places,
+                        const uint16_t* products, int stride, int columns, uint16_t* y,
+                        bool bfloat16, bool early, cudaStream_t stream) {
   const auto kernel = bfloat16 ? experts::sum_kernel<BFloat16> : experts::sum_kernel<Float16>;
   const dim3 blocks(routing.slots / top_k, experts::sum_blocks(columns));
   return launch_early(kernel, blocks, experts::kSumThreads, 0, early, stream, routing, top_k,
-                      products, stride, columns, y);
+                      places, products, stride, columns, y);
 }
 
 }  // namespace flashsparse::cuda

@@ -79,7 +79,13 @@ __global__ void __launch_bounds__(kOrderThreads, 1)
       const int mine = (slots + block_slots - 1) / block_slots;
       const int up_to = blocks + sum_up_to_lane(mine);
       if (expert < experts) first[expert] = up_to - mine;
-      for (int i = up_to - mine; i < up_to; ++i) order.experts[i] = expert;
+      for (int i = up_to - mine; i < up_to; ++i) {
+        order.experts[i] = expert;
+        if (order.spans) {
+          store_global(reinterpret_cast<uint2*>(order.spans) + i,
+                       make_uint2(up_to - mine, mine));
+        }
+      }
       blocks = __shfl_sync(kAllLanes, up_to, kLanes - 1);
     }
     if (lane == 0) order.blocks[0] = blocks;

@@ -41,6 +41,11 @@ class WgmmaTiles {
   }
 
   __device__ __forceinline__ bool many_tokens() const { return a_.across > 1; }
+  // The row of units that row `unit` of the current tile's `units` is. Past the end it is the last
+  // one: it is multiplied, but not stored.
+  __device__ __forceinline__ int unit_row(int units, int unit) const {
+    return min(row_tile(tile_) * units + unit, a_.unit_rows - 1);
+  }
 
   // Moves to the next step; true if it is of another tile.
   __device__ __forceinline__ bool advance() {

@@ -72,10 +72,9 @@ class WgmmaX {
 };
 
 // The producer thread, for steps of `panels` panels.
-template <class Shape, int panels>
-__device__ __forceinline__ void copy_x(const WgmmaArguments& a, const TensorMap& map,
-                                       WgmmaX<Shape> x) {
-  WgmmaTiles tiles(a);
+template <class Shape, int panels, class Tiles = WgmmaTiles, class Arguments = WgmmaArguments>
+__device__ __forceinline__ void copy_x(const Arguments& a, const TensorMap& map, WgmmaX<Shape> x) {
+  Tiles tiles(a);
   const int place = WgmmaTiles::place_down(a), share = Shape::kTokens / a.down;
   uint32_t all = 0;  // mask of the blocks that need the same x
   FS_NO_UNROLL

@@ -52,17 +52,13 @@ double blocks_of_expert(double chosen, int64_t tokens, int block) {
 }
 
 double cost(const ExpertsPlan& plan, const ExpertsProduct& product, const Gpu& gpu) {
-  const double experts = static_cast<double>(product.experts);
-  const double chosen = std::min(1.0, static_cast<double>(product.top_k) / experts);
-  const double active = experts * (1 - std::pow(1 - chosen, static_cast<double>(product.tokens)));
   const int tokens = plan.info().tokens, warps = plan.warps(product.cols);
-  const double slot_blocks = experts * blocks_of_expert(chosen, product.tokens, tokens);
+  const auto [active, each, slot_blocks] = ExpertsRouting(product, tokens);
   const double sets = static_cast<double>(plan.sets(product));
   const double mine = std::max(1.0, std::ceil(slot_blocks * sets / gpu.multiprocessors - 1e-9));
   const double set_units =
       static_cast<double>(plan.row_warps) * plan.info().row_units * unit_cols(product.cols);
   const double weight = set_units * product.unit.bytes(), first = active / slot_blocks;
-  const double each = static_cast<double>(product.slots()) / active;  // slots of an expert
   const double x = static_cast<double>(product.cols) * 2 * std::min<double>(tokens, each) /
                    (plan.x_resident(product.cols) ? sets : 1);
   const double memory = gpu.bus > 0 ? kMemory * gpu.bus / gpu.multiprocessors : kUsualMemory;
@@ -78,6 +74,28 @@ double cost(const ExpertsPlan& plan, const ExpertsProduct& product, const Gpu& g
 }
 
 }  // namespace
+
+ExpertsRouting::ExpertsRouting(const ExpertsProduct& product, int block_slots) {
+  const double experts = static_cast<double>(product.experts);
+  const double chosen = std::min(1.0, static_cast<double>(product.top_k) / experts);
+  active = experts * (1 - std::pow(1 - chosen, static_cast<double>(product.tokens)));
+  each = static_cast<double>(product.slots()) / active;
+  slot_blocks = experts * blocks_of_expert(chosen, product.tokens, block_slots);
+}
+
+const char* broken_experts(const ExpertsProduct& product) {
+  constexpr int64_t kMostCols = 1 << 20, kMostRows = 1 << 24;
+  if (product.rows < 1 || product.cols < 1 || product.tokens < 1 || product.top_k < 1 ||
+      product.experts < 1)
+    return "there is nothing to multiply";
+  if (product.experts > experts::kMostExperts) return "there are more than 1024 experts";
+  if (product.cols > kMostCols || product.rows > kMostRows) return "an expert is too large";
+  // Places in the weight have 32 bits, and count 16 bytes.
+  const int64_t units = product.expert_unit_rows() * unit_cols(product.cols);
+  if (product.experts * units > UINT32_MAX / (product.unit.bytes() / kLaneBytes))
+    return "the experts are larger than 64 GB";
+  return nullptr;
+}
 
 int experts_column_warps(int64_t cols) {
   const int64_t units = unit_cols(cols);
@@ -95,20 +113,9 @@ int64_t ExpertsPlan::shared_bytes(const ExpertsProduct& product) const {
 }
 
 const char* ExpertsPlan::broken_rule(const ExpertsProduct& product, const Gpu& gpu) const {
-  constexpr int64_t kMostCols = 1 << 20, kMostRows = 1 << 24;
-  if (!experts_are_compiled(product.unit))
-    return "experts are compiled for native values, fp8_e4m3 (group 0 or 128), int8 (group 0) and "
-           "int4 (group 32 or 128)";
+  if (!experts_are_compiled(product.unit)) return kExpertsValues;
   if (shape < 0 || shape >= kExpertsShapeCount) return "there is no such shape";
-  if (product.rows < 1 || product.cols < 1 || product.tokens < 1 || product.top_k < 1 ||
-      product.experts < 1)
-    return "there is nothing to multiply";
-  if (product.experts > experts::kMostExperts) return "there are more than 1024 experts";
-  if (product.cols > kMostCols || product.rows > kMostRows) return "an expert is too large";
-  // Places in the weight have 32 bits, and count 16 bytes.
-  const int64_t units = product.expert_unit_rows() * unit_cols(product.cols);
-  if (product.experts * units > UINT32_MAX / (product.unit.bytes() / kLaneBytes))
-    return "the experts are larger than 64 GB";
+  if (const char* const rule = broken_experts(product)) return rule;
   if (row_warps < 1 || row_warps > info().warps || warps(product.cols) > info().warps)
     return "the shape has fewer warps";
   if (weight_stages < 1 || x_stages < 1 || weight_stages > kMostStages || x_stages > 1024)
@@ -171,16 +178,7 @@ void for_each_plan(const ExpertsProduct& product, int shape, const Gpu& gpu, con
 }  // namespace
 
 Priced<ExpertsPlan> price_experts(const ExpertsProduct& product, int shape, const Gpu& gpu) {
-  const std::array<int64_t, 9> key{product.rows,
-                                   product.cols,
-                                   product.gated,
-                                   product.tokens,
-                                   product.top_k,
-                                   product.experts,
-                                   static_cast<int64_t>(product.unit.type),
-                                   product.unit.group,
-                                   shape};
-  return remembered(key, gpu, [&] {
+  return remembered(product.key(shape), gpu, [&] {
     return cheapest<ExpertsPlan>(
         [&](const auto& body) { for_each_plan(product, shape, gpu, body); },
         ExpertsPlan{shape, 1, 2, 2, 1});  // that breaks the rule which others break, too
@@ -193,16 +191,9 @@ std::vector<Priced<ExpertsPlan>> list_experts(const ExpertsProduct& product, int
 }
 
 int experts_shape(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu) {
-  int best = 0;
-  double least = -1;
-  for (int shape = 0; shape < kExpertsShapeCount; ++shape) {
-    const double first = price_experts(up, shape, gpu).cost;
-    const double last = price_experts(down, shape, gpu).cost;
-    if (first < 0 || last < 0 || (least >= 0 && first + last >= least)) continue;
-    best = shape;
-    least = first + last;
-  }
-  return best;
+  return cheapest_shape(kExpertsShapeCount, [&](int shape) {
+    return both_costs(price_experts(up, shape, gpu).cost, price_experts(down, shape, gpu).cost);
+  }).shape;
 }
 
 }  // namespace flashsparse::sparse_24

@@ -6,6 +6,7 @@
 // follow from the columns alone: with them, and with whole row tiles for a thread block, each sum
 // is made in the same order whatever the batch.
 #pragma once
+#include <array>
 #include <cstdint>
 
 #include "cuda/experts/arguments.h"
@@ -50,7 +51,45 @@ struct ExpertsProduct {
 
   int64_t slots() const { return tokens * top_k; }
   int64_t expert_unit_rows() const { return unit_rows(rows) * (gated ? 2 : 1); }
+  // What tells it from others, for remembered().
+  std::array<int64_t, 9> key(int shape) const {
+    return {rows,  cols,    gated, tokens, top_k, experts, static_cast<int64_t>(unit.type),
+            unit.group, shape};
+  }
 };
+
+// The rule of any kernel that a product breaks, or null.
+const char* broken_experts(const ExpertsProduct& product);
+inline constexpr const char* kExpertsValues =
+    "experts are compiled for native values, fp8_e4m3 (group 0 or 128), int8 (group 0) and int4 "
+    "(group 32 or 128)";
+
+// What is expected where each expert is chosen as often.
+struct ExpertsRouting {
+  double active;       // experts that some token has
+  double each;         // slots of one of these
+  double slot_blocks;  // of all experts
+
+  ExpertsRouting(const ExpertsProduct& product, int block_slots);
+};
+
+// The sum of the costs of a layer's products; -1 if one has no launch.
+constexpr double both_costs(double up, double down) { return up < 0 || down < 0 ? -1 : up + down; }
+
+// The first of the cheapest of `shapes` shapes and its cost; shape 0 at cost -1 if none has any.
+struct PricedShape {
+  int shape = 0;
+  double cost = -1;
+};
+template <class Cost>
+PricedShape cheapest_shape(int shapes, const Cost& cost) {
+  PricedShape best;
+  for (int shape = 0; shape < shapes; ++shape) {
+    const double own = cost(shape);
+    if (own >= 0 && (best.cost < 0 || own < best.cost)) best = {shape, own};
+  }
+  return best;
+}
 
 // Warps along the columns: as many as possible of which few are without a unit in the last step.
 int experts_column_warps(int64_t cols);

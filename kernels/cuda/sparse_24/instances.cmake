@@ -22,4 +22,6 @@ foreach(values NativeValues Fp8Values<0> Fp8Values<128> Int8Values<0> Int4Values
         Int4Values<128>)
   string(REGEX REPLACE "[<>]" "_" name ${values})
   instantiate(experts_${name} experts.cuh "const ExpertsCompiled* compiled_experts<${values}>()")
+  instantiate(sm_90a/experts_wgmma_${name} experts_wgmma.cuh
+              "const ExpertsWgmmaCompiled* compiled_experts_wgmma<${values}>()")
 endforeach()

@@ -50,6 +50,20 @@ struct WgmmaShape {
   static constexpr int kCopying = kGroups == 2 ? 24 : 32;
   static constexpr int kMultiplying = mma_units::wgmma_registers(kGroups);
   static constexpr int kJoined = mma_units::wgmma_joined(kTokens, 4);
+  using Arguments = mma_units::WgmmaArguments;
+  using Tiles = mma_units::WgmmaTiles;
+
+  // The epilogue of a warp, whose row of units in a tile is `unit`.
+  template <class Type, class Operand>
+  static __device__ __forceinline__ auto store(const Arguments& a,
+                                               const mma_units::WgmmaX<WgmmaShape>& x, int unit,
+                                               int warp) {
+    constexpr uint32_t kBuffer = kTokens * kUnitRows * uint32_t{sizeof(float)};
+    using Sums = mma_units::WgmmaSums<
+        Type, WgmmaShape, token_scales_of(Operand::Values::kLayout.type, Operand::kXBytes),
+        typename Operand::Sum>;
+    return Sums(a, unit, x.end() + warp * kBuffer, x.sums(warp));
+  }
 };
 
 template <class Type, class Operand, class Shape>
@@ -58,20 +72,16 @@ class WgmmaMultiplier {
   using Weights = std::conditional_t<Shape::kHasRing, WgmmaWeightRing<Operand, Shape>,
                                      WgmmaWeights<Operand, Shape>>;
 
-  __device__ __forceinline__ WgmmaMultiplier(const mma_units::WgmmaArguments& arguments,
+  __device__ __forceinline__ WgmmaMultiplier(const typename Shape::Arguments& arguments,
                                              const mma_units::WgmmaX<Shape>& x)
       : arguments_(arguments), x_(x) {}
 
   // `warp`: number of this warp in its block. The first loads of its weights have begun.
   __device__ __forceinline__ void run(Weights& weights, int warp) {
-    constexpr uint32_t kBuffer = Shape::kTokens * kUnitRows * uint32_t{sizeof(float)};
-    mma_units::WgmmaTiles tiles(arguments_);
+    typename Shape::Tiles tiles(arguments_);
     const int unit = mma_units::WgmmaTiles::place_down(arguments_) * Shape::kUnits + warp;
-    const mma_units::WgmmaSums<Type, Shape,
-                               token_scales_of(Operand::Values::kLayout.type, Operand::kXBytes),
-                               typename Operand::Sum>
-        store(arguments_, unit, x_.end() + warp * kBuffer, x_.sums(warp));
-    if (Shape::kHasRing) store.expect(tiles);
+    const auto store = Shape::template store<Type, Operand>(arguments_, x_, unit, warp);
+    if constexpr (Shape::kHasRing) store.expect(tiles);
     griddepcontrol_wait();
     operand_.make(a_[0], weights.first(), 0);
     int index = 0;  // of the current unit in those that are loaded at once
@@ -79,7 +89,7 @@ class WgmmaMultiplier {
     while (!tiles.ended()) {
       FS_UNROLL
       for (int i = 0; i < Shape::kTokens / 2; ++i) sums_[i] = 0;
-      const int tile = tiles.tile();
+      const auto tile = tiles.tile();
       bool more = true;  // whether the tile has more steps
       FS_NO_UNROLL
       while (more) {
@@ -92,7 +102,9 @@ class WgmmaMultiplier {
         }
       }
       store.leave(sums_, tiles, tile);
-      if (Shape::kHasRing && !tiles.ended()) store.expect(tiles);
+      if constexpr (Shape::kHasRing) {
+        if (!tiles.ended()) store.expect(tiles);
+      }
     }
   }
 
@@ -118,7 +130,7 @@ class WgmmaMultiplier {
     operand_.make(a_[0], weights.advance(index), 0);
   }
 
-  const mma_units::WgmmaArguments& arguments_;
+  const typename Shape::Arguments& arguments_;
   mma_units::WgmmaX<Shape> x_;
   typename Operand::A a_[2];  // of this panel and the next
   Operand operand_;
@@ -136,11 +148,11 @@ __device__ __forceinline__ void begin_cluster(const mma_units::WgmmaArguments& a
 
 // The producer's part: one of its threads copies x.
 template <class Shape, class Operand>
-__device__ __forceinline__ void copy_x(const mma_units::WgmmaArguments& arguments,
+__device__ __forceinline__ void copy_x(const typename Shape::Arguments& arguments,
                                        const TensorMap& x, const mma_units::WgmmaX<Shape>& ring) {
   if (threadIdx.x != Shape::kUnits * 32) return;
   griddepcontrol_wait();
-  mma_units::copy_x<Shape, Operand::kPanels>(arguments, x, ring);
+  mma_units::copy_x<Shape, Operand::kPanels, typename Shape::Tiles>(arguments, x, ring);
 }
 
 // Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() threads and

@@ -75,7 +75,46 @@ const Costs& costs_of(const WgmmaPlan& plan, int64_t tokens) {
   return rounded ? kCodesCosts : kWidenedCosts;
 }
 
+// A panel of x, of `written` tokens, by a block of a launch of `blocks`; the weight is read from
+// memory once for `token_tiles` tiles of tokens, or, if it strays, with x for every tile.
+struct Panel {
+  int x_bytes, cluster, down, blocks;
+  double written, token_tiles;
+  bool strays;
+
+  int cols() const { return kPanelBytes / x_bytes; }
+  // Microseconds.
+  double busy(const WgmmaShapeInfo& info, UnitLayout unit, const Costs& costs,
+              const Gpu& gpu) const {
+    const double groups = info.groups, width = info.tokens;
+    // Bytes of the block's weight and of x, clocks of shared memory and of a warpgroup.
+    const double element_bytes = static_cast<double>(unit.bytes()) / (kUnitRows * kUnitCols);
+    const double weight = groups * kGroupRows * cols() * element_bytes, x = written * kPanelBytes;
+    // What passes through a ring is also written and read.
+    const double shared = groups * width + width + weight / 128 * (info.has_ring ? 3 : 1);
+    const double alone = width + costs.panel + costs.group * groups;
+    const double memory = strays ? weight + x : weight / token_tiles;
+    // The loads of a 16x256 block are in flight while another is multiplied, except during its last
+    // panel, before which ptxas waits for them. (Prefetching several blocks was not faster.)
+    const double waiting =
+        info.has_ring ? 0 : (costs.latency + alone / kClock) / (kUnitCols / cols());
+    const double share = static_cast<double>(gpu.multiprocessors) / blocks;
+    const double rate = std::min(costs.most, costs.memory * std::max(1.0, share));
+    return (1 + kCluster * std::log2(cluster)) *
+           std::max({memory / rate, (weight + x / down) / kL2, costs.shared * shared / kClock,
+                     alone / kClock, waiting});
+  }
+};
+
 }  // namespace
+
+double wgmma_panel(const WgmmaShapeInfo& info, UnitLayout unit, int down, double written,
+                   double token_tiles, int blocks, const Gpu& gpu) {
+  const Costs& costs = unit.type == ValueType::kNative ? kNativeCosts
+                       : is_few(unit, info.tokens)     ? kFewWidenedCosts
+                                                       : kWidenedCosts;
+  return Panel{2, down, down, blocks, written, token_tiles, false}.busy(info, unit, costs, gpu);
+}
 
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,
                   const Gpu& gpu) {
@@ -84,29 +123,18 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const double groups = info.groups, width = info.tokens;
   const int64_t tiles = plan.tiles(rows, tokens), slots = wgmma_slots(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
-  const int panel_cols = kPanelBytes / plan.x_bytes, step_panels = kUnitCols / panel_cols;
+  const int step_panels = kUnitCols / (kPanelBytes / plan.x_bytes);
   const double panels =
       static_cast<double>(ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * step_panels);
-  // Per panel: bytes of the block's weight and of x, clocks of shared memory and of a warpgroup.
   const double element_bytes = static_cast<double>(plan.unit.bytes()) / (kUnitRows * kUnitCols);
   const double written = std::min<double>(width, static_cast<double>(tokens));
-  const double weight = groups * kGroupRows * panel_cols * element_bytes, x = written * kPanelBytes;
-  // What passes through a ring is also written and read.
-  const double shared = groups * width + width + weight / 128 * (info.has_ring ? 3 : 1);
-  const double alone = width + costs.panel + costs.group * groups;
   const double token_tiles = static_cast<double>(ceil_div(tokens, info.tokens));
   const bool shares = plan.shares_tiles(rows, tokens), even = plan.clusters % tiles == 0;
   const double bytes = static_cast<double>(cols) * (rows * element_bytes + tokens * plan.x_bytes);
   const bool strays = shares && !even && token_tiles > 1 && bytes > kL2Bytes;
-  const double memory = strays ? weight + x : weight / token_tiles;
-  // The loads of a 16x256 block are in flight while another is multiplied, except during its last
-  // panel, before which ptxas waits for them. (Prefetching several blocks was not faster.)
-  const double waiting = info.has_ring ? 0 : (costs.latency + alone / kClock) / step_panels;
-  const double share = static_cast<double>(gpu.multiprocessors) / plan.blocks();
-  const double rate = std::min(costs.most, costs.memory * std::max(1.0, share));
-  const double busy = (1 + kCluster * std::log2(plan.cluster())) *
-                      std::max({memory / rate, (weight + x / plan.down) / kL2,
-                                costs.shared * shared / kClock, alone / kClock, waiting});
+  const Panel panel{plan.x_bytes, plan.cluster(), plan.down, plan.blocks(),
+                    written,      token_tiles,    strays};
+  const double busy = panel.busy(info, plan.unit, costs, gpu);
   const double own_tiles = std::max(1.0, static_cast<double>(tiles) / plan.clusters);
   // Of a tile that several clusters share: bytes of the block's partial sums, and microseconds.
   const double given = groups * kGroupRows * written * sizeof(float);

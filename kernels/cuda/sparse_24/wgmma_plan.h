@@ -106,6 +106,12 @@ inline WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gp
   return price_wgmma(rows, cols, tokens, gpu, unit, x_bytes).launch;
 }
 
+// Estimated microseconds of a panel of x by a block, where the limiter is the same throughout:
+// of `written` tokens, in clusters of `down` blocks, for a weight that is read from memory once for
+// `token_tiles` tiles of tokens, with so many blocks on the GPU; for 16-bit x.
+double wgmma_panel(const WgmmaShapeInfo& info, UnitLayout unit, int down, double written,
+                   double token_tiles, int blocks, const Gpu& gpu);
+
 // Estimated microseconds of a launch, fitted for comparing launches.
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,
                   const Gpu& gpu);

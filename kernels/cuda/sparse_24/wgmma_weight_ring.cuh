@@ -89,10 +89,8 @@ class WgmmaWeightRing {
     if (next_.advance()) seek();
   }
 
-  // Rows of units past the end are clamped to the last one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
-    const int64_t row =
-        min(next_.row_tile(next_.tile()) * tile_units_ + unit_row_, a_.unit_rows - 1);
+    const int64_t row = next_.unit_row(tile_units_, unit_row_);
     from_ = reinterpret_cast<const unsigned char*>(a_.units) +
             (row * a_.unit_cols + next_.column()) * kLayout.bytes() + threadIdx.x % 32 * kLaneBytes;
   }

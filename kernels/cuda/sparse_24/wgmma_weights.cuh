@@ -32,7 +32,7 @@ class WgmmaWeights {
       wgmma_units_at_once(Shape::kInfo, Operand::Values::kLayout, Operand::kXBytes);
 
   // `warp`: number of this warp in its block.
-  __device__ __forceinline__ WgmmaWeights(const mma_units::WgmmaArguments& a,
+  __device__ __forceinline__ WgmmaWeights(const typename Shape::Arguments& a,
                                           const mma_units::WgmmaX<Shape>&, int warp)
       : a_(a), unit_(mma_units::WgmmaTiles::place_down(a) * Shape::kUnits + warp), next_(a) {
     // Rows that several tiles of tokens need are kept in the L2; others are read once.
@@ -85,17 +85,15 @@ class WgmmaWeights {
     if (next_.advance()) seek();
   }
 
-  // Rows of units past the end are clamped to the last one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
-    const int64_t row =
-        min(next_.row_tile(next_.tile()) * (a_.down * Shape::kUnits) + unit_, a_.unit_rows - 1);
+    const int64_t row = next_.unit_row(a_.down * Shape::kUnits, unit_);
     from_ = a_.units + (row * a_.unit_cols + next_.column()) * kLayout.words();
   }
 
-  const mma_units::WgmmaArguments& a_;
+  const typename Shape::Arguments& a_;
   const int unit_;
   uint64_t policy_;
-  mma_units::WgmmaTiles next_;
+  typename Shape::Tiles next_;
   const uint32_t* from_;                      // to load next
   Unit units_[kAtOnce], following_[kAtOnce];  // current; requested
 };

@@ -15,7 +15,7 @@ from torch.library import impl, register_fake
 
 from ....gpu import Gpu
 from ....ops import ops
-from ....ops.plan import Product, plan
+from ....ops.plan import Product, choose_kernel, plan
 from ....packed import Routed, Scheme
 from ....packed.experts import GroupedExperts
 from ...units import UNIT_ROWS, unit_grid
@@ -92,14 +92,14 @@ class Experts24(GroupedExperts[Scheme]):
         experts: tuple[int, int],
         gpu: Gpu,
     ) -> float:
-        options, seconds = options_of(scheme), 0.0
-        products = ("up", shape, nbytes[0]), ("down", (shape[1], shape[0]), nbytes[1])
-        for name, own, size in products:
-            product = Product(
-                own, tokens, size, options.values, options.group or 0, experts=experts
-            )
-            seconds += plan(f"sparse_24_experts.{name}", product, gpu).seconds
-        return seconds
+        options = options_of(scheme)
+        up, down = (
+            Product(own, tokens, size, options.values, options.group or 0, experts=experts)
+            for own, size in zip((shape, shape[::-1]), nbytes, strict=True)
+        )
+        many = "many_" if choose_kernel("sparse_24_experts", up, gpu) == "many" else ""
+        products = (f"{many}up", up), (f"{many}down", down)
+        return sum(plan(f"sparse_24_experts.{name}", each, gpu).seconds for name, each in products)
 
 
 def _check(x, topk_ids, topk_weights, w13, w13_scale, w2, w2_scale, intermediate, values, group):
@@ -163,9 +163,10 @@ def _(
     before its bias. "silu" is silu(gate) * up, "swigluoai" gate * sigmoid(alpha * gate) * (up + 1);
     limit, where it is above 0, bounds gate from above and up on both sides.
 
-    On CUDA it is four launches, whose sizes follow from those of the tensors: a CUDA graph holds
-    any routing. Sums are kept in float32; what lies between the products has the dtype of x. A
-    token's result has the same bits in any batch. It is for up to some 32 tokens an expert.
+    On CUDA it is four or five launches, whose sizes follow from those of the tensors: a CUDA graph
+    holds any routing. Sums are kept in float32; what lies between the products has the dtype of x.
+    There are two kernels, by mma and, for more tokens an expert on Hopper, by wgmma; by either of
+    them a token's result has the same bits in any batch.
     """
     _check(x, topk_ids, topk_weights, w13, w13_scale, w2, w2_scale, intermediate, values, group)
     return torch.empty_like(x)
