@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T + bias from exact_units by wgmma, the prefill kernel on Hopper: one launch that reads
-// the weight once for every 32 to 128 tokens, in its stored layout.
+// the weight once for every 32 to 256 tokens, in its stored layout.
 //
 //   memory   units --cp.async--> a ring of each warp --registers, decoded--> A
 //            x --TMA tiles--> a ring of panels in shared memory: B
-//            y <--32-byte sectors from registers-- accumulators of 64 rows x 32 to 128 tokens
+//            y <--32-byte sectors from registers-- accumulators of 64 rows x 32 to 256 tokens
 //
 // mma loads x from shared memory once for each warp, which with 32 tokens and more takes longer
 // than the weight takes from memory; wgmma reads it once for four warps. While one warpgroup waits
@@ -12,6 +12,7 @@
 #pragma once
 #include "common/cluster.cuh"
 #include "common/device.cuh"
+#include "common/registers.cuh"
 #include "common/wgmma.cuh"
 #include "cuda/exact_units/finish.cuh"
 #include "cuda/exact_units/wgmma_compiled.h"
@@ -31,7 +32,9 @@ template <int kTokens_,  // of a tile
 struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kGroups = kGroups_;
   static constexpr Kind kKind = kKind_;
-  static constexpr int kThreads = wgmma_threads(kGroups);
+  static constexpr int kThreads = wgmma_threads({kTokens, kGroups});
+  static constexpr bool kMovesRegisters = wgmma_moves_registers(kTokens);
+  static constexpr int kMultiplying = mma_units::wgmma_registers(kGroups);  // registers, then
   static constexpr int kUnits = kGroups * 4;  // one for each consumer warp
   static constexpr uint32_t kPanelBytes = mma_units::wgmma_stage_bytes(kTokens);
   static constexpr int kJoined = mma_units::wgmma_joined(kTokens, 4);
@@ -158,10 +161,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   cluster_barrier_relaxed();
   griddepcontrol_launch_dependents();
   if (multiplies) {
+    if constexpr (Shape::kMovesRegisters)
+      setmaxnreg_inc<Shape::kMultiplying>();
     WgmmaMultiplier<Shape>(arguments, ring).run(weights, warp);
-  } else if (threadIdx.x == Shape::kUnits * 32) {
-    griddepcontrol_wait();
-    mma_units::copy_x<Shape, kPanels>(arguments, x, ring);
+  } else {
+    if constexpr (Shape::kMovesRegisters) setmaxnreg_dec<24>();
+    if (threadIdx.x == Shape::kUnits * 32) {
+      griddepcontrol_wait();
+      mma_units::copy_x<Shape, kPanels>(arguments, x, ring);
+    }
   }
   cluster_barrier_relaxed();
 #endif

@@ -103,7 +103,7 @@ template <class Body>
 void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, Kind kind,
                    int unit_slots, const Body& body) {
   int64_t widest = 32;
-  while (widest < std::min<int64_t>(tokens, 128)) widest *= 2;
+  while (widest < std::min<int64_t>(tokens, 256)) widest *= 2;
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
     if (kWgmmaShapes[shape].tokens > widest) continue;
     // For one tile of tokens the L2 is not the limiter.

@@ -21,7 +21,8 @@ namespace flashsparse::exact_units {
   X(64, 3)                             \
   X(64, 4)                             \
   X(128, 2)                            \
-  X(128, 3)
+  X(128, 3)                            \
+  X(256, 2)
 
 #define FS_EXACT_UNITS_WGMMA_INFO(tokens, groups) {tokens, groups},
 inline constexpr mma_units::WgmmaShapeInfo kWgmmaShapes[] = {
@@ -29,14 +30,18 @@ inline constexpr mma_units::WgmmaShapeInfo kWgmmaShapes[] = {
 #undef FS_EXACT_UNITS_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
 
-// A single warp copies x: setmaxnreg is not used, so the producer needs no warpgroup.
-FS_HOST_DEVICE constexpr int wgmma_threads(int groups) { return groups * 128 + 32; }
+// Up to 128 tokens a single warp copies x. The accumulators of more take registers of the
+// producer's threads, which setmaxnreg moves from warpgroup to warpgroup.
+FS_HOST_DEVICE constexpr bool wgmma_moves_registers(int tokens) { return tokens > 128; }
+FS_HOST_DEVICE constexpr int wgmma_threads(const mma_units::WgmmaShapeInfo& shape) {
+  return shape.groups * 128 + (wgmma_moves_registers(shape.tokens) ? 128 : 32);
+}
 
 struct WgmmaPlan : mma_units::WgmmaPlan<kWgmmaShapes> {
   int unit_slots = 16;
   Kind kind = Kind::kDense;
 
-  int threads() const { return wgmma_threads(info().groups); }
+  int threads() const { return wgmma_threads(info()); }
   int unit_bytes() const { return exact_units::unit_bytes(kind) + unit_slots * 4; }
   // Stages of the weight ring: whatever shared memory remains.
   int weight_stages() const;

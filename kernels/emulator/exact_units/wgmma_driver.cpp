@@ -19,8 +19,10 @@ WgmmaCompiled compiled(const WgmmaPlan& plan) {
       return compiled_wgmma<32, kind>()[plan.shape];
     case 64:
       return compiled_wgmma<64, kind>()[plan.shape];
-    default:
+    case 128:
       return compiled_wgmma<128, kind>()[plan.shape];
+    default:
+      return compiled_wgmma<256, kind>()[plan.shape];
   }
 }
 

@@ -11,9 +11,10 @@ template <exact_units::Kind kind>
 exact_units::WgmmaCompiled compiled_for(const exact_units::WgmmaPlan& plan) {
   using exact_units::compiled_wgmma;
   const int tokens = plan.info().tokens;
-  return (tokens == 32   ? compiled_wgmma<32, kind>()
-          : tokens == 64 ? compiled_wgmma<64, kind>()
-                         : compiled_wgmma<128, kind>())[plan.shape];
+  return (tokens == 32    ? compiled_wgmma<32, kind>()
+          : tokens == 64  ? compiled_wgmma<64, kind>()
+          : tokens == 128 ? compiled_wgmma<128, kind>()
+                          : compiled_wgmma<256, kind>())[plan.shape];
 }
 
 }  // namespace
