@@ -4,7 +4,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/plan/search.h"
+#include "cuda/plan/priced.h"
 #include "cuda/shared/gpu.h"
 
 namespace flashsparse::dense {

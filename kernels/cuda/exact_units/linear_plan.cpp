@@ -6,6 +6,7 @@
 #include "cuda/exact_units/linear_shared.h"
 #include "cuda/mma_units/linear_search.h"
 #include "cuda/mma_units/linear_shared.h"
+#include "cuda/plan/search.h"
 
 namespace flashsparse::exact_units {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cuda/mma_units/linear_plan.h"
-#include "cuda/plan/search.h"
+#include "cuda/plan/priced.h"
 #include "cuda/shared/gpu.h"
 #include "formats/exact_units.h"
 

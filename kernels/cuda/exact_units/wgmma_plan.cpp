@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cuda/mma_units/wgmma_search.h"
+#include "cuda/plan/search.h"
 
 namespace flashsparse::exact_units {
 

@@ -7,7 +7,7 @@
 
 #include "common/host_device.h"
 #include "cuda/mma_units/wgmma_plan.h"
-#include "cuda/plan/search.h"
+#include "cuda/plan/priced.h"
 #include "cuda/shared/gpu.h"
 #include "formats/exact_units.h"
 

@@ -7,6 +7,7 @@
 #include "cuda/hybrid_units/linear_shared.h"
 #include "cuda/mma_units/linear_search.h"
 #include "cuda/mma_units/linear_shared.h"
+#include "cuda/plan/search.h"
 #include "cuda/sparse_24/linear_rates.h"
 
 namespace flashsparse::hybrid_units {

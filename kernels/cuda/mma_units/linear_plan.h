@@ -7,7 +7,6 @@
 // tile, are numbered linearly, and every block takes an equal range of them (stream-K).
 #pragma once
 #include <cstdint>
-#include <iterator>
 
 #include "formats/mma_units.h"
 
@@ -53,7 +52,8 @@ struct LinearPlan {
   // The rule of these that a plan breaks, or null: whatever the weight,
   const char* broken_warps(int64_t tokens) const {
     constexpr int kMostStages = 64;
-    if (shape < 0 || shape >= static_cast<int>(std::size(kShapes))) return "there is no such shape";
+    constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
+    if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
     if (tokens < 1 || tokens > info().tokens) return "the shape is for other numbers of tokens";
     if (row_warps < 1 || column_warps < 1 || row_warps > info().warps ||
         column_warps > info().warps || warps() > info().warps)

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/nm_gather/transpose_x.h"
+#include "cuda/plan/search.h"
 
 namespace flashsparse::nm_gather {
 

@@ -9,7 +9,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/plan/search.h"
+#include "cuda/plan/priced.h"
 #include "cuda/shared/gpu.h"
 #include "formats/nm_gather.h"
 

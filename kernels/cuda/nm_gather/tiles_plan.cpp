@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "cuda/plan/search.h"
+
 namespace flashsparse::nm_gather {
 
 namespace {

@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "cuda/nm_gather/transpose_x.h"
-#include "cuda/plan/search.h"
+#include "cuda/plan/priced.h"
 #include "cuda/shared/gpu.h"
 #include "formats/nm_gather.h"
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/plan/search.h"
+
 namespace flashsparse::nm_spmm {
 
 namespace {

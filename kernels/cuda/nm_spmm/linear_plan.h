@@ -7,7 +7,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/plan/search.h"
+#include "cuda/plan/priced.h"
 #include "cuda/shared/gpu.h"
 #include "formats/nm_spmm.h"
 

@@ -12,15 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/plan/priced.h"
 #include "cuda/shared/gpu.h"
 
 namespace flashsparse {
-
-template <class Launch>
-struct Priced {
-  Launch launch;
-  double cost;
-};
 
 // The first of the cheapest launches; `none` at cost -1 if no launch is legal.
 template <class Launch, class ForEach>

@@ -5,6 +5,7 @@
 
 #include "cuda/mma_units/linear_search.h"
 #include "cuda/mma_units/linear_shared.h"
+#include "cuda/plan/search.h"
 #include "cuda/sparse_24/linear_rates.h"
 #include "cuda/sparse_24/linear_shared.h"
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/plan/search.h"
 #include "cuda/tiled_bitmap/linear_shared.h"
 
 namespace flashsparse::tiled_bitmap {

@@ -8,7 +8,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/plan/search.h"
+#include "cuda/plan/priced.h"
 #include "cuda/shared/gpu.h"
 #include "cuda/tiled_bitmap/operands.h"
 #include "formats/tiled_bitmap.h"

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "cuda/mma_units/wgmma_plan.h"
-#include "cuda/plan/search.h"
+#include "cuda/plan/priced.h"
 #include "cuda/shared/gpu.h"
 #include "cuda/tiled_bitmap/operands.h"
 #include "formats/tiled_bitmap.h"
