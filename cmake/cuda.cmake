@@ -130,6 +130,7 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 # nothing else, unless a build leaves those architectures out: then they are there, and empty.
 file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/*_cuda.cpp
      kernels/cuda/*/*.cpp)
+list(REMOVE_ITEM cuda_sources ${plan_sources})
 file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/cuda/*/*.cu)
 file(GLOB hopper_sources CONFIGURE_DEPENDS kernels/cuda/*/sm_90a/*.cu)
 file(GLOB fp8_sources CONFIGURE_DEPENDS kernels/cuda/*/sm_89/*.cu)
@@ -191,5 +192,5 @@ set_source_files_properties(${widening_sources} PROPERTIES COMPILE_OPTIONS "${ar
 set_source_files_properties(${hopper_sources} PROPERTIES COMPILE_OPTIONS "${hopper_flags}")
 set_source_files_properties(${fp8_sources} PROPERTIES COMPILE_OPTIONS "${fp8_flags}")
 target_link_options(_C_cuda PRIVATE -Wl,--exclude-libs,ALL) # keeps our cudart to ourselves
-target_link_libraries(_C_cuda PRIVATE torch_stable)
+target_link_libraries(_C_cuda PRIVATE plans torch_stable)
 list(APPEND objects _C_cuda)
