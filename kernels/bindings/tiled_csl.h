@@ -23,7 +23,9 @@ inline const char* broken_rule(const tiled_csl::LinearPlan& plan, int64_t rows, 
   if (plan.shape < 0 || plan.shape >= tiled_csl::kLinearShapeCount) return "there is no such shape";
   const tiled_csl::LinearShapeInfo& shape = tiled_csl::kLinearShapes[plan.shape];
   if (tokens > shape.tokens) return "the shape is for fewer tokens";
-  if (shape.hopper && !gpu.has_wgmma()) return "the shape is for compute capability 9.0";
+  if (shape.hopper != gpu.has_wgmma())
+    return shape.hopper ? "the shape is for compute capability 9.0"
+                        : "the shape is for any compute capability but 9.0";
   if (!linear::fits_stream_k(rows, cols)) return "the weight has too many rows or tiles";
   const int64_t tiles = linear::tile_rows(rows) * linear::tile_cols(cols);
   if (plan.blocks > tiles) return "there are more blocks than tiles";

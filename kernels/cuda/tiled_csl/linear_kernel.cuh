@@ -18,14 +18,17 @@ inline constexpr uint32_t kSharedBytes =
     Source::Shape::kSource + Source::kSharedBytes + Source::Shape::kFlagBytes;
 
 // Launch with at most as many blocks as there are tiles, Shape::kThreads threads and
-// kSharedBytes<Source> of dynamic shared memory. Shapes for Hopper are empty except on sm_90a.
+// kSharedBytes<Source> of dynamic shared memory. Shapes for Hopper are empty except on sm_90a,
+// where the others are.
 template <class Type, class Source>
 __global__ void __launch_bounds__(Source::Shape::kThreads, Source::Shape::kBlocks)
     linear_kernel(const typename Source::Weight weight, const Arguments arguments) {
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr bool kRuns = !Source::Shape::kHopper;
-#else
+#if !defined(__CUDA_ARCH__)  // the emulator
   constexpr bool kRuns = true;
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr bool kRuns = Source::Shape::kHopper;
+#else
+  constexpr bool kRuns = !Source::Shape::kHopper;
 #endif
   if constexpr (kRuns) {
     FS_DYNAMIC_SHARED(shared);
