@@ -66,7 +66,8 @@ def planned_cases() -> list[Case]:
         for warps in WARPS:
             number = len(cases)
             cases.append(planned(number, shape, warps, 1 + number % 3))
-    return cases + [case.as_24() for case in cases]
+    of_dense_units = [case for case in cases if SHAPES[case.plan.shape][1] <= 2]
+    return of_dense_units + [case.as_24() for case in cases]
 
 
 def test_every_compiled_shape_is_right(driver):
@@ -204,6 +205,7 @@ def test_a_plan_that_cannot_be_is_refused(driver):
         (Plan(0, 1, 1, 0), "at least one stage"),
         (Plan(0, 15, 1, 20), "too little shared memory"),
         (Plan(0, blocks=7), "at least one step"),
+        (Plan(SHAPES.index((32, 4, 7))), "units of this kind"),
     ):
         ran = run(driver(LINEAR, "plain"), [replace(case, plan=plan)])
         assert ran.returncode == 1 and told in ran.stderr.decode()

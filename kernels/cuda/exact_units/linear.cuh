@@ -270,7 +270,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 template <class Shape, int tokens>
 constexpr Compiled compiled_in() {
-  if constexpr (tokens == Shape::kTokens) return linear_kernel<Shape>;
+  if constexpr (tokens == Shape::kTokens && is_compiled(Shape::kInfo, Shape::kKind))
+    return linear_kernel<Shape>;
   return nullptr;
 }
 

@@ -19,7 +19,8 @@ inline mma_units::Cut cut_of(const LinearPlan& plan, int64_t rows, int64_t cols,
 
 using Compiled = void (*)(Arguments, mma_units::Cut);
 
-// Indexed like kShapes; null where a shape is for other numbers of tokens.
+// Indexed like kShapes; null where a shape is for other numbers of tokens, or not compiled for the
+// kind.
 template <int for_tokens, Kind kind>
 const Compiled* compiled_linear();
 

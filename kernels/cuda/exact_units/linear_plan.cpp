@@ -32,6 +32,7 @@ int64_t LinearPlan::shared_bytes() const {
 const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                     const Gpu& gpu) const {
   if (const char* const rule = broken_warps(tokens)) return rule;
+  if (!is_compiled(info(), kind)) return "units of this kind have no such shape";
   if (!is_slots(unit_slots)) return "a unit has 4, 8 or 16 slots";
   if (unit_rows(rows) * unit_cols(cols) > INT32_MAX) return "there are too many units";
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
@@ -47,7 +48,7 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, K
   mma_units::for_each_linear(
       LinearPlan{0, 1, 1, 0, 0, 1, unit_slots, kind}, kShapes,
       kind == Kind::k24 ? kRates24 : kRates, rows, cols, tokens, gpu,
-      [](const ShapeInfo&) { return true; }, body);
+      [kind](const ShapeInfo& shape) { return is_compiled(shape, kind); }, body);
 }
 
 }  // namespace
