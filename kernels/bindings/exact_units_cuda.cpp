@@ -128,11 +128,10 @@ void wgmma_product(const LinearInputs& inputs, const ExactUnits& packed, const G
 }
 
 // Whether units become those of sparse_24, to be multiplied by wgmma.sp, and not a dense weight.
-bool can_widen(const ExactUnits& packed, const LinearInputs& inputs, const Gpu& gpu) {
-  constexpr int64_t kMostBytes = 256 << 20;  // as of other workspaces
+bool widens(const ExactUnits& packed, const LinearInputs& inputs, const Gpu& gpu) {
   return packed.kind() == exact_units::Kind::k24 && gpu.has_wgmma() &&
          inputs.x.scalar_type() == ScalarType::BFloat16 &&
-         packed.units.size(0) * packed.units.size(1) * kWidened.bytes() <= kMostBytes;
+         exact_units::can_widen(inputs.out_features, inputs.in_features);
 }
 
 // Fills y by wgmma.sp on units of sparse_24.
@@ -166,14 +165,14 @@ Tensor exact_units_linear(const Tensor& x, const Tensor& units, const Tensor& sc
   const Gpu gpu = gpu_of(units);
   const Kernel kernel = chosen_kernel(
       "exact_units", {Kernel::kFew, Kernel::kMany}, x.scalar_type() == weight_dtype, [&] {
-        return exact_units::choose_kernel(inputs.tokens, gpu, packed.kind(),
+        return exact_units::choose_kernel(rows, cols, inputs.tokens, gpu, packed.kind(),
                                           {sparse_tokens, few_tokens});
       });
   if (kernel == Kernel::kMany) {
     wgmma_product(inputs, packed, gpu, y);
   } else if (kernel == Kernel::kFew) {
     mma_product(inputs, packed, gpu, y);
-  } else if (can_widen(packed, inputs, gpu)) {
+  } else if (widens(packed, inputs, gpu)) {
     widened_product(inputs, packed, gpu, y);
   } else {
     unpacked_product(

@@ -21,7 +21,8 @@ int unit_slots(const Product& product) {
 }
 
 Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits) {
-  return exact_units::choose_kernel(product.tokens, gpu, kind(product), limits);
+  return exact_units::choose_kernel(product.rows, product.cols, product.tokens, gpu, kind(product),
+                                    limits);
 }
 
 // Of eight layers after another kernel on an H100 (lossless.csv), which reads 2 to 6% less from

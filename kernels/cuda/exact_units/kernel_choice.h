@@ -4,16 +4,20 @@
 #include <cstdint>
 
 #include "cuda/exact_units/linear_plan.h"
+#include "cuda/exact_units/widen_24.h"
 #include "cuda/plan/kernel.h"
 
 namespace flashsparse::exact_units {
 
-// Up to this many tokens the sparse kernels are faster than unpacking the weight once: that moves
-// 3.5 bytes a weight (2 of 2:4, where wgmma.sp multiplies units of sparse_24), and the library
-// reads another two, where a launch of 64 tokens by mma, or of 128 by wgmma, reads 1.5 (0.9).
-// Calculated from these bytes and the costs of launches, and not measured.
-constexpr int64_t max_sparse_tokens(const Gpu& gpu, Kind kind) {
-  return !gpu.has_wgmma() ? 128 : kind == Kind::k24 ? 768 : 512;
+// Up to this many tokens the sparse kernels are faster than unpacking the weight once. Without
+// wgmma: calculated from the bytes that either moves. With it, on an H200 (lossless_prompts.csv):
+// of a dense unit, 459 us with 512 tokens where unpacking and the library take 552, and 71 with
+// 1024 where they take 65. Of 2:4 wgmma.sp multiplies either way, and units of sparse_24 are made
+// where memory allows: that is as fast with 1024 tokens, and faster with 2048.
+constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu, Kind kind) {
+  if (!gpu.has_wgmma()) return 128;
+  if (kind == Kind::kDense) return 512;
+  return can_widen(rows, cols) ? 1024 : INT32_MAX;
 }
 
 // Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h, after
@@ -21,9 +25,10 @@ constexpr int64_t max_sparse_tokens(const Gpu& gpu, Kind kind) {
 // 32 (with 1.3 us added to the other's times, which used PDL then).
 inline constexpr int64_t kFewTokens = 16;
 
-inline Kernel choose_kernel(int64_t tokens, const Gpu& gpu, Kind kind,
+inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, Kind kind,
                             const TokenLimits& limits = {}) {
-  if (tokens > limits.sparse.value_or(max_sparse_tokens(gpu, kind))) return Kernel::kUnpacked;
+  if (tokens > limits.sparse.value_or(max_sparse_tokens(rows, cols, gpu, kind)))
+    return Kernel::kUnpacked;
   return gpu.has_wgmma() && tokens > limits.few.value_or(kFewTokens) ? Kernel::kMany : Kernel::kFew;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The steps of a cluster in the grouped products by wgmma: each has a tile, which is a row tile of
 // an expert by a block of its slots, and columns of it. Tiles are in this order: expert, row tile,
-// block of slots; and clusters take them by turns. So the blocks of slots that share rows of the
-// weight are multiplied at the same time, and memory is read once.
+// block of slots; and the next one goes to the next cluster. So the blocks of slots that share rows
+// of the weight are multiplied at the same time, and memory is read once.
 #pragma once
 #include "common/device.cuh"
 #include "cuda/experts/wgmma_arguments.h"

@@ -3,7 +3,6 @@
 // them, and rules that they must not break. Tiles, steps and clusters: wgmma_shape.h.
 #pragma once
 #include <cstdint>
-#include <iterator>
 
 #include "common/host_device.h"
 #include "cuda/mma_units/wgmma_shape.h"
@@ -57,7 +56,8 @@ struct WgmmaPlan {
   // The rule of these that a plan breaks, or null: whatever it multiplies,
   const char* broken_cluster(const Gpu& gpu) const {
     if (!gpu.has_wgmma()) return "the GPU has no wgmma: it needs compute capability 9.0";
-    if (shape < 0 || shape >= static_cast<int>(std::size(kShapes))) return "there is no such shape";
+    constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
+    if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
     const auto is_power = [](int n) { return n >= 1 && n <= kMostCluster && (n & (n - 1)) == 0; };
     if (!is_power(down) || !is_power(depth) || cluster() > kMostCluster)
       return "a cluster has 1, 2, 4 or 8 blocks, each way and in all";

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/mma_units/linear_shared.h"
+#include "cuda/plan/search.h"
 #include "cuda/sparse_24/linear_shared.h"
 
 namespace flashsparse::sparse_24 {

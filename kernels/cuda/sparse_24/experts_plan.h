@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "cuda/experts/arguments.h"
-#include "cuda/plan/search.h"
+#include "cuda/plan/priced.h"
 #include "cuda/shared/gpu.h"
 #include "cuda/sparse_24/linear_plan.h"
 #include "formats/sparse_24.h"

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/mma_units/wgmma_search.h"
+#include "cuda/plan/search.h"
 
 namespace flashsparse::sparse_24 {
 
@@ -81,6 +82,7 @@ struct Panel {
   int x_bytes, cluster, down, blocks;
   double written, token_tiles;
   bool strays;
+  double l2 = kL2, doubling = kCluster;
 
   int cols() const { return kPanelBytes / x_bytes; }
   // Microseconds.
@@ -100,8 +102,8 @@ struct Panel {
         info.has_ring ? 0 : (costs.latency + alone / kClock) / (kUnitCols / cols());
     const double share = static_cast<double>(gpu.multiprocessors) / blocks;
     const double rate = std::min(costs.most, costs.memory * std::max(1.0, share));
-    return (1 + kCluster * std::log2(cluster)) *
-           std::max({memory / rate, (weight + x / down) / kL2, costs.shared * shared / kClock,
+    return (1 + doubling * std::log2(cluster)) *
+           std::max({memory / rate, (weight + x / down) / l2, costs.shared * shared / kClock,
                      alone / kClock, waiting});
   }
 };
@@ -113,7 +115,12 @@ double wgmma_panel(const WgmmaShapeInfo& info, UnitLayout unit, int down, double
   const Costs& costs = unit.type == ValueType::kNative ? kNativeCosts
                        : is_few(unit, info.tokens)     ? kFewWidenedCosts
                                                        : kWidenedCosts;
-  return Panel{2, down, down, blocks, written, token_tiles, false}.busy(info, unit, costs, gpu);
+  // Fitted to 108 launches of experts on an H200 (experts_launches.csv): blocks that share rows or
+  // tokens of an expert run beside each other.
+  constexpr double kExpertsL2 = 80e3, kExpertsCluster = 0.03;
+  return Panel{2,     down,       down,           blocks, written, token_tiles,
+               false, kExpertsL2, kExpertsCluster}
+      .busy(info, unit, costs, gpu);
 }
 
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cuda/mma_units/wgmma_plan.h"
-#include "cuda/plan/search.h"
+#include "cuda/plan/priced.h"
 #include "cuda/shared/gpu.h"
 #include "formats/sparse_24.h"
 
@@ -106,9 +106,9 @@ inline WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gp
   return price_wgmma(rows, cols, tokens, gpu, unit, x_bytes).launch;
 }
 
-// Estimated microseconds of a panel of x by a block, where the limiter is the same throughout:
-// of `written` tokens, in clusters of `down` blocks, for a weight that is read from memory once for
-// `token_tiles` tiles of tokens, with so many blocks on the GPU; for 16-bit x.
+// Estimated microseconds of a panel of 16-bit x by a block of the grouped kernel, where the limiter
+// is the same throughout: of `written` tokens, in clusters of `down` blocks, for a weight that is
+// read from memory once for `token_tiles` tiles of tokens, with so many blocks on the GPU.
 double wgmma_panel(const WgmmaShapeInfo& info, UnitLayout unit, int down, double written,
                    double token_tiles, int blocks, const Gpu& gpu);
 

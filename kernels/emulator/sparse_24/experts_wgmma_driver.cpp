@@ -21,7 +21,7 @@ Kernel emulated_in() {
   constexpr bool kNative = kUnit.type == ValueType::kNative && (kBFloat16 || tokens == 128);
   constexpr bool kInt4 = kUnit.type == ValueType::kInt4 && tokens == 64 && kBFloat16;
   constexpr bool kFp8 =
-      kUnit.type == ValueType::kFp8 && kUnit.group == 128 && tokens == 128 && !kBFloat16;
+      kUnit.type == ValueType::kFp8 && kUnit.group == 128 && tokens == 192 && !kBFloat16;
   constexpr bool kInt8 = kUnit.type == ValueType::kInt8 && tokens == 64 && kBFloat16;
   if constexpr (experts_are_compiled(kUnit) && (kNative || kInt4 || kFp8 || kInt8)) {
     return compiled_experts_kernel<Type, Values, tokens, groups, bits>();
