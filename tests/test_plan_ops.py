@@ -28,6 +28,8 @@ PRODUCTS = {
     "sparse_24.many": Product((4096, 4096), 512, 10 << 20, values="int8", quantizes_x=True),
     "sparse_24_experts.up": Product((768, 2048), 64, 270 << 20, "int8", experts=(128, 8)),
     "sparse_24_experts.down": Product((2048, 768), 64, 135 << 20, "int8", experts=(128, 8)),
+    "sparse_24_experts.many_up": Product((768, 2048), 512, 270 << 20, "int8", experts=(128, 8)),
+    "sparse_24_experts.many_down": Product((2048, 768), 512, 135 << 20, "int8", experts=(128, 8)),
     "nm_gather.few": Product((4096, 4096), 16, 9 << 20, **PATTERN),
     "nm_gather.many": Product((4096, 4096), 512, 9 << 20, **PATTERN),
     "nm_gather.packed": Product((4096, 4096), 512, 9 << 20, **PATTERN),
@@ -137,6 +139,15 @@ def test_experts_take_as_long_as_those_that_are_active():
     assert tokens == [8, 8, 8, 16]
     with pytest.raises(RuntimeError, match="of which a token has one or more"):
         plan.plan("sparse_24_experts.up", replace(product, experts=(4, 8)), H200)
+
+
+def test_experts_of_many_tokens_are_multiplied_by_wgmma():
+    """Of Qwen3-30B-A3B's with some 16 slots each, where a GPU has it."""
+    product = PRODUCTS["sparse_24_experts.up"]
+    for tokens, kernel in ((1, "few"), (64, "few"), (512, "many"), (4096, "many")):
+        own = replace(product, tokens=tokens)
+        assert plan.choose_kernel("sparse_24_experts", own, H200) == kernel, tokens
+        assert plan.choose_kernel("sparse_24_experts", own, A100) == "few", tokens
 
 
 def test_kernels_are_where_gpus_have_them():
