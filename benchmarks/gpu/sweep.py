@@ -44,7 +44,7 @@ from flashsparse_plugin.ops import ops
 from flashsparse_plugin.ops.plan import Product
 
 Row = dict[str, Any]
-DENSE, FLOAT32, EXACT = "dense", "8:32 float32", "lossless"
+DENSE, FLOAT32, EXACT, EXACT_24 = "dense", "8:32 float32", "lossless", "2:4 e4m7"
 MORE_KINDS = {
     "50% int8": Kind("tiled_bitmap", 0.5, {"values": "int8"}),
     "8:32 int4 by 128": vectors(n=8, m=32, vector_length=32, values="int4", group=128),
@@ -52,6 +52,7 @@ MORE_KINDS = {
     "8:32, L=128": vectors(n=8, m=32, vector_length=128),
     **HYBRIDS,
     EXACT: Kind("lossless", 0.0),
+    EXACT_24: Kind("exact_nm", None, {"n": 2, "m": 4}),
     FLOAT32: vectors(n=8, m=32, vector_length=32),
 }
 BITMAPS = tuple(f"{share} tiled_bitmap" for share in ("50%", "80%", "90%"))
@@ -65,8 +66,8 @@ SWEPT: dict[str, tuple[Sequence[str], Sequence[int]]] = {
     "tiled_csl.sparse": (CSL, (1, 8, 16, 32, 64, 128)),
     "tiled_bitmap.few": ((*BITMAPS, "50% int8", "50% W8A8"), (1, 8, 16, 32, 64)),
     "tiled_bitmap.many": (BITMAPS, (33, 64, 128, 256)),
-    "exact_units.few": ((EXACT,), (1, 8, 16, 32, 64)),
-    "exact_units.many": ((EXACT,), (16, 32, 64, 128, 256)),
+    "exact_units.few": ((EXACT, EXACT_24), (1, 8, 16, 32, 64)),
+    "exact_units.many": ((EXACT, EXACT_24), (16, 32, 64, 128, 256, 512, 1024)),
     "hybrid_units.sparse": (tuple(HYBRIDS), (1, 8, 16, 32)),
     "sparse_24.few": (TWO_FOUR, (1, 8, 16, 32)),
     "sparse_24.many": ((*TWO_FOUR, "2:4 fp8 W8A8"), (8, 16, 32, 64, 128, 256)),

@@ -46,7 +46,8 @@ class Kind(NamedTuple):
         if self.dense is not None:
             weight = keep_dense(weight, self.dense)
         elif self.sparsity is None:
-            pattern = {key: self.options[key] for key in self.options if key != "activations"}
+            names = ("n", "m", "vector_length")
+            pattern = {name: self.options[name] for name in names if name in self.options}
             weight = PatternOptions(**pattern).keep_largest(weight).contiguous()
         return pack(weight, self.format, self.options)
 
