@@ -259,11 +259,14 @@ def test_a_fallback_is_said_once_and_refused_where_strict(monkeypatch, caplog):
         op._fall_back("it is a test")
 
 
-def test_only_large_batches_are_unpacked():
+def test_only_large_batches_are_unpacked_and_none_where_wgmma_is():
     form = find_form("sparse_24").scheme(torch.bfloat16, {"n": 2, "m": 4, "values": "int8"})
     (both, down) = (128 * 2 * 768 * 2048 * 5 // 8, 128 * 2048 * 768 * 5 // 8)
-    chosen = [
-        grouped.unpacking_is_faster(form, (2048, 768), (both, down), tokens, (128, 8), H200)
-        for tokens in (1, 64, 512, 1 << 17)
-    ]
-    assert chosen[:3] == [False] * 3 and chosen[3]
+    for device, unpacked in ((("NVIDIA B200", (10, 0)), [1 << 17]), (H200, [])):
+        assert unpacked == [
+            tokens
+            for tokens in (1, 64, 512, 1 << 17)
+            if grouped.unpacking_is_faster(
+                form, (2048, 768), (both, down), tokens, (128, 8), device
+            )
+        ]

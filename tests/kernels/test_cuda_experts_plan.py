@@ -13,7 +13,7 @@ import torch
 from flashsparse_plugin.experts.grouped import unpacking_is_faster
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.gpu import Gpu
-from flashsparse_plugin.ops.plan import Product, candidates, plan
+from flashsparse_plugin.ops.plan import Product, candidates, choose_kernel, plan
 
 LAYERS = {"Qwen3-30B-A3B": (768, 2048, 128, 8), "Mixtral-8x7B": (14336, 4096, 8, 2)}
 VALUES = {"2:4": ("native", 0), "2:4, int8": ("int8", 0), "2:4, int4 by 128": ("int4", 128)}
@@ -25,8 +25,9 @@ def product_of(point: Point, name: str) -> Product:
     model, kind, tokens = point
     rows, cols, experts, top_k = LAYERS[model]
     values, group = VALUES[kind]
-    nbytes = experts * rows * cols * (2 if name == "up" else 1) * 5 // 8
-    shape = (rows, cols) if name == "up" else (cols, rows)
+    is_up = name.endswith("up")
+    nbytes = experts * rows * cols * (2 if is_up else 1) * 5 // 8
+    shape = (rows, cols) if is_up else (cols, rows)
     return Product(shape, tokens, nbytes, values, group, (2, 4, 1), experts=(experts, top_k))
 
 
@@ -34,10 +35,12 @@ def planned(point: Point, name: str, gpu: str) -> tuple[int, ...]:
     return plan(f"sparse_24_experts.{name}", product_of(point, name), Gpu.known(gpu)).numbers
 
 
-def measured(gpu: str) -> dict[Point, dict[tuple[str, tuple[int, ...]], float]]:
+def measured(
+    gpu: str, file: str = "experts_launches.csv"
+) -> dict[Point, dict[tuple[str, tuple[int, ...]], float]]:
     """Microseconds of a layer with a launch of one of its products, by layers."""
     found: dict[Point, dict[tuple[str, tuple[int, ...]], float]] = defaultdict(dict)
-    path = _results.FOLDER / GPUS[gpu] / "experts_launches.csv"
+    path = _results.FOLDER / GPUS[gpu] / file
     for row in _results.read(path)["rows"]:
         if row["product"] == "planned":
             continue
@@ -73,6 +76,37 @@ def test_estimates_are_near_what_the_fastest_launches_took(gpu):
         ratios.append(sum(found) * 1e6 / min(times.values()))
     assert 0.92 < statistics.geometric_mean(ratios) < 1.08
     assert min(ratios) > 0.8 and max(ratios) < 1.4  # Mixtral in 16 bits with 64 tokens
+
+
+MANY = "experts_launches_many.csv"  # of the kernel by wgmma, with the other's best beside them
+
+
+def test_plans_by_wgmma_are_near_the_fastest_launches():
+    """And the chosen kernel's are, of both kernels'."""
+    lost, of_kernels, ratios = [], [], []
+    for point, times in measured("H200", MANY).items():
+        fastest, seconds = {}, {}
+        for many in ("", "many_"):
+            names = (f"{many}up", f"{many}down")
+            plans = [planned(point, name, "H200") for name in names]
+            own = [times[each] for each in zip(names, plans, strict=True) if each in times]
+            best = [us for (product, _), us in times.items() if product in names]
+            if own and best:
+                fastest[many] = min(best)
+                seconds[many] = sum(
+                    plan(f"sparse_24_experts.{name}", product_of(point, name), Gpu.known("H200"))
+                    .seconds for name in names
+                )  # fmt: skip
+                if many:
+                    lost.append(min(own) / min(best))
+                    ratios.append(seconds[many] * 1e6 / min(best))
+        if len(fastest) == 2:
+            chosen = choose_kernel("sparse_24_experts", product_of(point, "up"), Gpu.known("H200"))
+            of_kernels.append(fastest["many_" if chosen == "many" else ""] / min(fastest.values()))
+    assert len(lost) >= 20 and len(of_kernels) >= 10
+    assert statistics.geometric_mean(lost) < 1.03 and max(lost) < 1.15
+    assert statistics.geometric_mean(of_kernels) < 1.02 and max(of_kernels) < 1.25
+    assert 0.85 < statistics.geometric_mean(ratios) < 1.15
 
 
 def test_no_layer_is_unpacked_that_is_slower_so():
