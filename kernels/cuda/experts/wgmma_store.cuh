@@ -129,7 +129,8 @@ class WgmmaStore {
     for (int n = 0; n < kTokenBlocks; n += 2) {
       if (n * 8 >= filled) break;
       const float4 even = finished(n), odd = finished(n + 1);
-      // Double-buffered: one barrier suffices, since a buffer is rewritten only two barriers later.
+      // Double-buffered: one barrier suffices, since a buffer is rewritten only two barriers later,
+      // or after the wgmma of another tile, which both warps have to have begun.
       const uint32_t buffer = n / 2 % 2 * (kWgmmaExchange / 2);
       store_shared(own + buffer, is_up ? even : odd);
       sync_threads_of(1 + warp_ / 2, 64);
@@ -141,8 +142,6 @@ class WgmmaStore {
       const int block = n + is_up;
       store(y, first + block * 8, row, filled - block * 8);
     }
-    // The next tile begins with the buffer that may be the last one here.
-    sync_threads_of(1 + warp_ / 2, 64);
   }
 
   // Stores 8 places of the 16 rows from `row` on, of which `filled` have a slot.
