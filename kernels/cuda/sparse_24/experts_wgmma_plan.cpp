@@ -18,7 +18,7 @@ using mma_units::kWgmmaBarriers;
 using mma_units::wgmma_stage_bytes;
 
 constexpr double kLaunch = 3.0;  // microseconds until the first x and weight have arrived
-constexpr double kTile = 2.6;    // of the prologue and epilogue of a tile
+constexpr double kTile = 2.4;    // of the prologue and epilogue of a tile
 constexpr double kGather = 3.0;  // of the launch that puts x into the order of slots
 constexpr double kCopied = 3e6;  // bytes that it reads and writes a microsecond
 
