@@ -42,8 +42,16 @@ double blocks_of_expert(double chosen, int64_t tokens, int block) {
   constexpr int64_t kExact = 512;
   const double n = static_cast<double>(tokens), mean = chosen * n;
   if (chosen >= 1) return static_cast<double>(ceil_div(tokens, block));
-  if (tokens > kExact) return mean / block + 0.5;
-  double share = std::pow(1 - chosen, n), blocks = 0;  // of experts with so many tokens
+  double blocks = 0;
+  if (tokens > kExact) {  // how many have more slots than k blocks, over all k: a normal curve
+    const double width = std::sqrt(2 * mean * (1 - chosen));
+    for (double slots = 0;; slots += block) {
+      const double more = 0.5 * std::erfc((slots + 0.5 - mean) / width);
+      blocks += more;
+      if (more < 1e-3) return blocks;
+    }
+  }
+  double share = std::pow(1 - chosen, n);  // of experts with so many tokens
   for (int64_t count = 1; count <= tokens; ++count) {
     share *=
         (n - static_cast<double>(count) + 1) / static_cast<double>(count) * chosen / (1 - chosen);
