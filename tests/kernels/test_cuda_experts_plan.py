@@ -82,8 +82,8 @@ MANY = "experts_launches_many.csv"  # of the kernel by wgmma, with the other's b
 
 
 def test_plans_by_wgmma_are_near_the_fastest_launches():
-    """And the chosen kernel's are, of both kernels'."""
-    lost, of_kernels, ratios = [], [], []
+    """And it is chosen where it takes two thirds of the other's time, but not without need."""
+    lost, ratios, judged = [], [], 0
     for point, times in measured("H200", MANY).items():
         fastest, seconds = {}, {}
         for many in ("", "many_"):
@@ -102,10 +102,11 @@ def test_plans_by_wgmma_are_near_the_fastest_launches():
                     ratios.append(seconds[many] * 1e6 / min(best))
         if len(fastest) == 2:
             chosen = choose_kernel("sparse_24_experts", product_of(point, "up"), Gpu.known("H200"))
-            of_kernels.append(fastest["many_" if chosen == "many" else ""] / min(fastest.values()))
-    assert len(lost) >= 20 and len(of_kernels) >= 10
+            share = fastest["many_"] / fastest[""]
+            assert chosen == ("many" if share < 0.6 else "few") or 0.6 < share < 0.9, (point, share)
+            judged += 1
+    assert len(lost) >= 20 and judged >= 20
     assert statistics.geometric_mean(lost) < 1.03 and max(lost) < 1.15
-    assert statistics.geometric_mean(of_kernels) < 1.02 and max(of_kernels) < 1.25
     assert 0.85 < statistics.geometric_mean(ratios) < 1.15
 
 
