@@ -79,6 +79,7 @@ __global__ void __launch_bounds__(kOrderThreads, 1)
       const int mine = (slots + block_slots - 1) / block_slots;
       const int up_to = blocks + sum_up_to_lane(mine);
       if (expert < experts) first[expert] = up_to - mine;
+      FS_NO_UNROLL
       for (int i = up_to - mine; i < up_to; ++i) {
         order.experts[i] = expert;
         if (order.spans) {

@@ -16,10 +16,10 @@ constexpr int sum_blocks(int64_t columns) {
 }
 
 // y [tokens, columns] = the sums of products [slots][stride], without those of slots that no local
-// expert has: nothing has written these. With `places` [slots], products are [places][stride].
-// stride is a multiple of 8, products are 16-byte aligned. Launch with tokens x sum_blocks(columns)
-// blocks of kSumThreads.
-template <class Type>
+// expert has: nothing has written these. If has_places, products are [places][stride] and `places`
+// [slots] has the one of each slot. stride is a multiple of 8, products are 16-byte aligned. Launch
+// with tokens x sum_blocks(columns) blocks of kSumThreads.
+template <class Type, bool has_places>
 __global__ void __launch_bounds__(kSumThreads)
     sum_kernel(const Routing routing, const int top_k, const int32_t* const places,
                const uint16_t* const products, const int stride, const int columns,
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kSumThreads)
   for (int j = 0; j < top_k; ++j) {
     const int slot = token * top_k + j;
     if (routing.expert_of(slot) < 0) continue;
-    const int64_t row = places ? places[slot] : slot;
+    const int64_t row = has_places ? places[slot] : slot;
     const uint16_t* const from = products + (row * stride + column);
     const uint4 values = *reinterpret_cast<const uint4*>(from);
     const uint32_t words[4] = {values.x, values.y, values.z, values.w};

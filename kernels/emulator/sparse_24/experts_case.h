@@ -152,7 +152,10 @@ struct ExpertsCase {
     {
       const UsedByLastKernel used[] = {{products, static_cast<size_t>(count * data.y_stride)},
                                        {y.get(), static_cast<size_t>(tokens() * down.rows)}};
-      const auto sum = bfloat16() ? experts::sum_kernel<BFloat16> : experts::sum_kernel<Float16>;
+      const auto sum = places ? (bfloat16() ? experts::sum_kernel<BFloat16, true>
+                                            : experts::sum_kernel<Float16, true>)
+                              : (bfloat16() ? experts::sum_kernel<BFloat16, false>
+                                            : experts::sum_kernel<Float16, false>);
       simt::launch(simt::dim3(tokens(), experts::sum_blocks(down.rows)), experts::kSumThreads,
                    seed(), [&] {
                      sum(data.routing, static_cast<int>(top_k()), places, products,
