@@ -256,9 +256,7 @@ class Measured:
                 else:
                     self._judge(torch.equal(captured, call(batch)), point)
 
-    def _overridden(
-        self, layer: Layer, own: tuple[str, tuple[int, ...]], batch: Routed
-    ) -> Tensor:
+    def _overridden(self, layer: Layer, own: tuple[str, tuple[int, ...]], batch: Routed) -> Tensor:
         with override(*own):
             return grouped.by_kernel(batch, layer.w13, layer.w2)
 
