@@ -104,7 +104,7 @@ def error_bound(
     Each term errs by the float32 sum of its score, by the exponential and, with `rounded_terms`, by
     its rounding to the dtype of query, up to half an eps. Rounding errors of many terms are of
     either sign, so their bound is eight times their standard deviation if that is less than their
-    sum. Terms err by an absolute amount where float16 has no more digits. Further errors come from
+    sum. Terms err by an absolute amount where their dtype has no more digits. Further errors come from
     the float32 sums over the positions, which a tensor core truncates rather than rounds, and from
     rounding the result.
 
@@ -132,15 +132,16 @@ def error_bound(
     relative = relative + (8 * count**0.5 + rounded_terms * count / 16) * 2.0**-24
     bound = relative * (typical + exact.abs())
 
-    finfo = torch.finfo(query.dtype)
+    finfo, lost = torch.finfo(query.dtype), 2.0**-126  # of a term that has no digits left
+    group = query.shape[1] // value.shape[1]
     if rounded_terms:
         squares = weights**2
         variance = _weighted(squares, values**2) - 2 * exact * _weighted(squares, values)
         variance = (variance + exact**2 * squares.sum(-1, keepdim=True)).clamp(min=0.0)
         bound += finfo.eps / 2 * torch.minimum(8 * (variance / 3) ** 0.5, typical + exact.abs())
         if query.dtype == torch.float16:
-            group = query.shape[1] // value.shape[1]
-            bound += 2.0**-25 / low * values.abs().sum(-2).repeat_interleave(group, 1)
+            lost = 2.0**-25
+    bound += lost / low * values.abs().sum(-2).repeat_interleave(group, 1)
     return bound + exact.abs() * finfo.eps / 2 + max(finfo.tiny * finfo.eps, 1e-37)
 
 
