@@ -104,9 +104,9 @@ def error_bound(
     Each term errs by the float32 sum of its score, by the exponential and, with `rounded_terms`, by
     its rounding to the dtype of query, up to half an eps. Rounding errors of many terms are of
     either sign, so their bound is eight times their standard deviation if that is less than their
-    sum. Terms err by an absolute amount where their dtype has no more digits. Further errors come from
-    the float32 sums over the positions, which a tensor core truncates rather than rounds, and from
-    rounding the result.
+    sum. Terms err by an absolute amount where their dtype has no more digits. Further errors come
+    from the float32 sums over the positions, which a tensor core truncates rather than rounds, and
+    from rounding the result.
 
     Args:
         rounded_terms: Whether terms are rounded to the dtype of query, as on CUDA.
