@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of experts in sparse_24 on CUDA: argument checks, allocation, and four or five launches on
-// the current stream, which hold any routing.
+// A layer of experts in sparse_24 on CUDA: argument checks, allocation, and four or five launches
+// on the current stream, which hold any routing.
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -144,10 +144,9 @@ struct Layer {
     return allocate_like(x, {count, stride_of(product.rows)});
   }
   void sum(const Tensor& products, const int32_t* places, Tensor& y) const {
-    STD_CUDA_CHECK(cuda::experts_sum(routing, top_k, places, bits(products),
-                                     static_cast<int>(products.size(1)),
-                                     static_cast<int>(down.rows), mutable_bits(y), bfloat16, early,
-                                     stream));
+    STD_CUDA_CHECK(cuda::experts_sum(
+        routing, top_k, places, bits(products), static_cast<int>(products.size(1)),
+        static_cast<int>(down.rows), mutable_bits(y), bfloat16, early, stream));
   }
 };
 
@@ -174,8 +173,8 @@ void multiply_few(const Layer& layer, const Launches<Few>& plans, OrderTensors& 
     set_product(a, product, weight, to);
     a.x = bits(from);
     a.x_stride = static_cast<int>(from.size(1));
-    a.weights = layer.weights_on_input == product.gated ? layer.weights.const_data_ptr<float>()
-                                                        : nullptr;
+    a.weights =
+        layer.weights_on_input == product.gated ? layer.weights.const_data_ptr<float>() : nullptr;
     STD_CUDA_CHECK(cuda::sparse_24_experts(a, product, plan, layer.bfloat16, layer.early,
                                            !product.gated, layer.stream));
   };
@@ -200,8 +199,7 @@ void multiply_many(const Layer& layer, const Launches<Many>& plans, OrderTensors
                                mutable_bits(rows),
                                weights.mutable_data_ptr<float>(),
                                places.mutable_data_ptr<int32_t>()};
-  STD_CUDA_CHECK(
-      cuda::experts_gather(gather, static_cast<int>(most), layer.early, layer.stream));
+  STD_CUDA_CHECK(cuda::experts_gather(gather, static_cast<int>(most), layer.early, layer.stream));
   experts::WgmmaArguments a{};
   a.order = order.data();
   a.slots = layer.routing.slots;
@@ -209,8 +207,7 @@ void multiply_many(const Layer& layer, const Launches<Many>& plans, OrderTensors
   const auto multiply = [&](const ExpertsProduct& product, const ExpertsWgmmaPlan& plan,
                             const ExpertsWeight& weight, const Tensor& from, Tensor& to) {
     set_product(a, product, weight, to);
-    a.weights =
-        layer.weights_on_input == product.gated ? weights.const_data_ptr<float>() : nullptr;
+    a.weights = layer.weights_on_input == product.gated ? weights.const_data_ptr<float>() : nullptr;
     a.gated = product.gated;
     a.cut(plan, product);
     const TiledMatrix map{bits(from), most, product.cols, from.size(1), plan.copied_tokens()};
@@ -282,8 +279,7 @@ Tensor sparse_24_experts(const Tensor& x_, const Tensor& topk_ids, const Tensor&
                     current_stream(x)};
   const auto multiply = [&](const auto& plans, const auto& by_kernel) {
     OrderTensors order(topk_ids, routing, plans.block_slots());
-    STD_CUDA_CHECK(
-        cuda::experts_order(routing, order.data(), plans.block_slots(), layer.stream));
+    STD_CUDA_CHECK(cuda::experts_order(routing, order.data(), plans.block_slots(), layer.stream));
     by_kernel(layer, plans, order, y);
   };
   if (by_many(up, down, gpu)) {

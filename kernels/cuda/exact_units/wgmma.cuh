@@ -161,8 +161,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   cluster_barrier_relaxed();
   griddepcontrol_launch_dependents();
   if (multiplies) {
-    if constexpr (Shape::kMovesRegisters)
-      setmaxnreg_inc<Shape::kMultiplying>();
+    if constexpr (Shape::kMovesRegisters) setmaxnreg_inc<Shape::kMultiplying>();
     WgmmaMultiplier<Shape>(arguments, ring).run(weights, warp);
   } else {
     if constexpr (Shape::kMovesRegisters) setmaxnreg_dec<24>();

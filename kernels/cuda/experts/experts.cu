@@ -27,10 +27,10 @@ cudaError_t experts_gather(const experts::Gather& gather, int most_slots, bool e
 cudaError_t experts_sum(const experts::Routing& routing, int top_k, const int32_t* places,
                         const uint16_t* products, int stride, int columns, uint16_t* y,
                         bool bfloat16, bool early, cudaStream_t stream) {
-  const auto kernel = places ? (bfloat16 ? experts::sum_kernel<BFloat16, true>
-                                         : experts::sum_kernel<Float16, true>)
-                             : (bfloat16 ? experts::sum_kernel<BFloat16, false>
-                                         : experts::sum_kernel<Float16, false>);
+  const auto kernel =
+      places
+          ? (bfloat16 ? experts::sum_kernel<BFloat16, true> : experts::sum_kernel<Float16, true>)
+          : (bfloat16 ? experts::sum_kernel<BFloat16, false> : experts::sum_kernel<Float16, false>);
   const dim3 blocks(routing.slots / top_k, experts::sum_blocks(columns));
   return launch_early(kernel, blocks, experts::kSumThreads, 0, early, stream, routing, top_k,
                       places, products, stride, columns, y);

@@ -200,9 +200,12 @@ std::vector<Priced<ExpertsPlan>> list_experts(const ExpertsProduct& product, int
 }
 
 int experts_shape(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu) {
-  return cheapest_shape(kExpertsShapeCount, [&](int shape) {
-    return both_costs(price_experts(up, shape, gpu).cost, price_experts(down, shape, gpu).cost);
-  }).shape;
+  return cheapest_shape(kExpertsShapeCount,
+                        [&](int shape) {
+                          return both_costs(price_experts(up, shape, gpu).cost,
+                                            price_experts(down, shape, gpu).cost);
+                        })
+      .shape;
 }
 
 }  // namespace flashsparse::sparse_24

@@ -53,7 +53,7 @@ struct ExpertsProduct {
   int64_t expert_unit_rows() const { return unit_rows(rows) * (gated ? 2 : 1); }
   // What tells it from others, for remembered().
   std::array<int64_t, 9> key(int shape) const {
-    return {rows,  cols,    gated, tokens, top_k, experts, static_cast<int64_t>(unit.type),
+    return {rows,       cols, gated, tokens, top_k, experts, static_cast<int64_t>(unit.type),
             unit.group, shape};
   }
 };

@@ -69,7 +69,7 @@ constexpr auto compiled_experts_kernel() -> decltype(ExpertsWgmmaCompiled::float
 
 template <class Values>
 const ExpertsWgmmaCompiled* compiled_experts_wgmma() {
-#define FS_COMPILED(tokens, groups, bits)                              \
+#define FS_COMPILED(tokens, groups, bits)                            \
   {compiled_experts_kernel<Float16, Values, tokens, groups, bits>(), \
    compiled_experts_kernel<BFloat16, Values, tokens, groups, bits>()},
   static const ExpertsWgmmaCompiled compiled[] = {FS_SPARSE_24_EXPERTS_WGMMA_SHAPES(FS_COMPILED)};

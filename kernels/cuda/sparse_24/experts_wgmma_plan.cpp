@@ -31,13 +31,13 @@ double cost(const ExpertsWgmmaPlan& plan, const ExpertsProduct& product, const G
   const double tiles =
       std::max(1.0, routing.slot_blocks * static_cast<double>(plan.row_tiles(product)));
   const double rounds = std::max(1.0, std::ceil(tiles / plan.clusters - 1e-9));
-  const double panel =
-      wgmma_panel(plan.info(), product.unit, plan.down, std::min<double>(plan.info().tokens,
-                  routing.each), routing.slot_blocks / routing.active, plan.blocks(), gpu);
+  const double panel = wgmma_panel(plan.info(), product.unit, plan.down,
+                                   std::min<double>(plan.info().tokens, routing.each),
+                                   routing.slot_blocks / routing.active, plan.blocks(), gpu);
   const double steps = static_cast<double>(unit_cols(product.cols)) * 4;
-  const double gathered = product.gated ? kGather + static_cast<double>(product.slots()) *
-                                                        product.cols * 4 / kCopied
-                                        : 0;
+  const double gathered =
+      product.gated ? kGather + static_cast<double>(product.slots()) * product.cols * 4 / kCopied
+                    : 0;
   return kLaunch + gathered + rounds * (steps * panel + kTile);
 }
 
@@ -81,11 +81,10 @@ void for_each_plan(const ExpertsProduct& product, int shape, const Gpu& gpu, con
     const int64_t room = gpu.shared_bytes - plan.shared_bytes();
     plan.stages = static_cast<int>(
         std::min<int64_t>(room / wgmma_stage_bytes(plan.info().tokens), kMostXStages));
-    const int64_t tiles = experts::most_blocks(product.slots(), product.experts,
-                                               plan.info().tokens) *
-                          plan.row_tiles(product);
-    plan.clusters =
-        static_cast<int>(std::min(mma_units::wgmma_slots(plan.cluster(), gpu), tiles));
+    const int64_t tiles =
+        experts::most_blocks(product.slots(), product.experts, plan.info().tokens) *
+        plan.row_tiles(product);
+    plan.clusters = static_cast<int>(std::min(mma_units::wgmma_slots(plan.cluster(), gpu), tiles));
     if (!plan.broken_rule(product, gpu)) body(plan, cost(plan, product, gpu));
   }
 }
@@ -108,10 +107,12 @@ std::vector<Priced<ExpertsWgmmaPlan>> list_experts_wgmma(const ExpertsProduct& p
 }
 
 int experts_wgmma_shape(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu) {
-  return cheapest_shape(kExpertsWgmmaShapeCount, [&](int shape) {
-    return both_costs(price_experts_wgmma(up, shape, gpu).cost,
-                      price_experts_wgmma(down, shape, gpu).cost);
-  }).shape;
+  return cheapest_shape(kExpertsWgmmaShapeCount,
+                        [&](int shape) {
+                          return both_costs(price_experts_wgmma(up, shape, gpu).cost,
+                                            price_experts_wgmma(down, shape, gpu).cost);
+                        })
+      .shape;
 }
 
 Kernel choose_experts_kernel(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu) {

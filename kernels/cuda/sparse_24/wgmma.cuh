@@ -59,9 +59,10 @@ struct WgmmaShape {
                                                const mma_units::WgmmaX<WgmmaShape>& x, int unit,
                                                int warp) {
     constexpr uint32_t kBuffer = kTokens * kUnitRows * uint32_t{sizeof(float)};
-    using Sums = mma_units::WgmmaSums<
-        Type, WgmmaShape, token_scales_of(Operand::Values::kLayout.type, Operand::kXBytes),
-        typename Operand::Sum>;
+    using Sums =
+        mma_units::WgmmaSums<Type, WgmmaShape,
+                             token_scales_of(Operand::Values::kLayout.type, Operand::kXBytes),
+                             typename Operand::Sum>;
     return Sums(a, unit, x.end() + warp * kBuffer, x.sums(warp));
   }
 };

@@ -122,8 +122,7 @@ double wgmma_panel(const WgmmaShapeInfo& info, UnitLayout unit, int down, double
   const Costs& costs = unit.type == ValueType::kNative ? kNative
                        : is_few(unit, info.tokens)     ? kFewWidened
                                                        : kWidened;
-  return Panel{2,     down,       down,           blocks, written, token_tiles,
-               false, kExpertsL2, kExpertsCluster}
+  return Panel{2, down, down, blocks, written, token_tiles, false, kExpertsL2, kExpertsCluster}
       .busy(info, unit, costs, gpu);
 }
 

@@ -112,12 +112,9 @@ struct ExpertsCase {
               ceil8(up.cols),
               ceil8(up.rows),
               ceil8(down.rows)};
-    data.routing = {data.ids.get(),
-                    static_cast<int>(id_words),
-                    header[4] ? data.map.get() : nullptr,
-                    static_cast<int>(slots),
-                    static_cast<int>(known),
-                    static_cast<int>(up.experts)};
+    data.routing = {
+        data.ids.get(),          static_cast<int>(id_words), header[4] ? data.map.get() : nullptr,
+        static_cast<int>(slots), static_cast<int>(known),    static_cast<int>(up.experts)};
     data.order = {data.order_slots.get(), data.order_experts.get(), data.order_blocks.get(),
                   data.order_spans.get()};
     simt::launch(1, experts::order_threads(data.routing.experts), 0, seed(), [&] {

@@ -95,9 +95,8 @@ void run(const ExpertsCase& c) {
   }
   set(down, h.get(), data.h_stride, products.get());
   {
-    const UsedByLastKernel used[] = {
-        {h.get(), static_cast<size_t>(slots * data.h_stride)},
-        {products.get(), static_cast<size_t>(slots * data.y_stride)}};
+    const UsedByLastKernel used[] = {{h.get(), static_cast<size_t>(slots * data.h_stride)},
+                                     {products.get(), static_cast<size_t>(slots * data.y_stride)}};
     const experts::Cut cut = down_plan.cut(down, c.seed() % 2 == 1);
     simt::launch(down_plan.blocks, down_plan.threads(down.cols), down_plan.shared_bytes(down),
                  c.seed(), [&, kernel = kernel_of(c, down_plan)] { kernel(a, cut); });

@@ -74,8 +74,7 @@ void run(const ExpertsCase& c) {
   const auto h = driver::unwritten<uint16_t>(most * data.h_stride);
   const auto products = driver::unwritten<uint16_t>(most * data.y_stride);
   {
-    const UsedByLastKernel used[] = {
-        {data.order_slots.get(), static_cast<size_t>(most)}};
+    const UsedByLastKernel used[] = {{data.order_slots.get(), static_cast<size_t>(most)}};
     const experts::Gather gather{data.order,
                                  data.x.get(),
                                  static_cast<int>(data.x_stride),
