@@ -58,6 +58,7 @@ MODELS = {
     "DeepSeek-V3": Model(256, 8, 7168, 2048),
     "toy": Model(6, 2, 96, 48),
 }
+LAYERS_BYTES = 8 << 30
 KINDS: dict[str, tuple[str, int | None]] = {
     "2:4": ("native", None),
     "2:4, fp8_e4m3": ("fp8_e4m3", None),
@@ -75,6 +76,15 @@ def routing(model: Model, tokens: int, name: str, seed: int, device: torch.devic
     odds = 1 / ranks if name == "zipf" else torch.ones_like(ranks)
     chosen = torch.multinomial(odds.expand(tokens, -1), model.top_k, generator=generator)
     return chosen.int().to(device)
+
+
+def layers_bytes(device: torch.device) -> int:
+    """Bytes of the copies of a layer that follow each other, as the layers of a model do.
+
+    Two copies are enough for caches, but the GPU knows the addresses of their pages then, as it
+    does not of all of a model's.
+    """
+    return max(cold_bytes(device), LAYERS_BYTES) if device.type == "cuda" else 0
 
 
 class Experts:
@@ -218,7 +228,7 @@ class Measured:
         return lambda: experts.multiply(x, next(turn), weights, copies())
 
     def _cold(self) -> int:
-        return cold_bytes(self._device)
+        return layers_bytes(self._device)
 
     def _products(self, call: Callable[[], object]) -> float | str:
         """Microseconds of both products in a layer, as the profiler has them."""

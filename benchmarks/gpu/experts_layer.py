@@ -26,10 +26,10 @@ from typing import Any
 
 import experts as products
 import torch
-from _device import Budget, Stopwatch, _measure, cold_bytes
+from _device import Budget, Stopwatch, _measure
 from _launches import gpu_of
 from _program import DTYPES, measure, numbers, parser
-from experts import DISTINCT, KINDS, MODELS, ROUTINGS, TOLERANCE, Model, routing
+from experts import DISTINCT, KINDS, MODELS, ROUTINGS, TOLERANCE, Model, layers_bytes, routing
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -304,7 +304,7 @@ class Measured:
                 if self._unpacks():
                     run = lambda batch, stacks: grouped.by_unpacking(batch, *stacks)  # noqa: E731
                     calls[f"{kind}, unpacked"] = self._call(layer, run, x, weights, routes)
-            calls |= products.rivals(model, x, weights, routes, cold_bytes(self._device))
+            calls |= products.rivals(model, x, weights, routes, layers_bytes(self._device))
             turns = {kind: (call, 2 * ROUTINGS) for kind, call in calls.items()}
             for kind, time in self._stopwatch.in_turns(turns).items():
                 row = {"model": name, "tokens": tokens, "routing": skew, "kind": kind}
@@ -318,8 +318,7 @@ class Measured:
         weights: Tensor,
         routes: list[Tensor],
     ) -> Callable[[], Tensor]:
-        cold = cold_bytes(self._device) if self._device.type == "cuda" else 0
-        copies = _measure.Rotation(layer.copy, layer.nbytes, cold)
+        copies = _measure.Rotation(layer.copy, layer.nbytes, layers_bytes(self._device))
         turn = itertools.cycle([layer.batch(x, ids, weights) for ids in routes])
         return lambda: run(next(turn), copies())
 
