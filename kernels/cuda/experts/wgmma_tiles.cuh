@@ -33,9 +33,9 @@ class WgmmaTiles {
   __device__ __forceinline__ const Tile& tile() const { return at_; }
   __device__ __forceinline__ int column() const { return column_; }  // of units
   __device__ __forceinline__ int token_tile(const Tile& tile) const { return tile.slot_block; }
-  __device__ __forceinline__ bool many_tokens() const { return true; }  // as some may have
+  __device__ __forceinline__ bool many_tokens() const { return true; }  // of some experts
 
-  // As of mma_units::WgmmaTiles.
+  // As mma_units::WgmmaTiles::unit_row.
   __device__ __forceinline__ int unit_row(int units, int unit) const {
     return at_.expert * a_.unit_rows + min(at_.row_tile * units + unit, a_.unit_rows - 1);
   }

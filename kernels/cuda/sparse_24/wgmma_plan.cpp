@@ -112,9 +112,9 @@ struct Panel {
 
 double wgmma_panel(const WgmmaShapeInfo& info, UnitLayout unit, int down, double written,
                    double token_tiles, int blocks, const Gpu& gpu) {
-  // Fitted to 330 launches of experts on an H200 (experts_launches_many.csv), of which the shapes
-  // that it selects are 0.4% slower than the fastest on average. Blocks that share rows or tokens
-  // of an expert run beside each other, so the L2 gives more, and memory is not the limiter.
+  // Fitted to launches of experts on an H200 (experts_launches_shapes.csv and _many.csv). Blocks
+  // that share rows or tokens of an expert run beside each other, so the L2 gives more, and memory
+  // is not the limiter.
   constexpr double kExpertsL2 = 80e3, kExpertsCluster = 0.03;
   constexpr Costs kNative = {72e3, 72e3, 1.06, 75, 0, 1.0, 0, 0, 0};
   constexpr Costs kWidened = {72e3, 72e3, 0.94, 180, 70, 0.7, 0, 0, 0};
