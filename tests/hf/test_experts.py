@@ -125,8 +125,8 @@ def test_a_packed_mixture_is_the_dense_pruned_one(architecture, tmp_path):
     assert len([*sparse_experts(model)]) == len(
         {x.name.rpartition(".experts.")[0] for x in experts}
     )
-    wanted = logits(reference)
-    assert (logits(model) - wanted).norm() < 4e-6 * wanted.norm()
+    exact = logits(load(tmp_path / "back").double())  # float32 errs by as much as ours may
+    assert (logits(model) - exact).norm() < 2e-6 * exact.norm()
     tokens = [m.generate(IDS, max_new_tokens=4, do_sample=False) for m in (model, reference)]
     assert torch.equal(*tokens)
 
@@ -264,7 +264,7 @@ def test_of_experts_in_one_tensor_some_layers_stay_dense(together, tmp_path):
     packed = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     for found in (load(tmp_path / "dense", config), packed):
         assert [name.split(".")[2] for name, _ in sparse_experts(found)] == ["1"]
-        assert (logits(found) - wanted).norm() < 4e-6 * wanted.norm()
+        assert (logits(found) - wanted).norm() < 2e-6 * wanted.norm()
     unpack_checkpoint(tmp_path / "out", tmp_path / "back")
     assert load_all(tmp_path / "back").keys() == kept.keys() & {*first} | load_all(path).keys()
 
@@ -288,7 +288,7 @@ def test_auto_chooses_for_experts(together, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     wanted = logits(load(path))
     assert len([*sparse_experts(model)]) == 2
-    assert (logits(model) - wanted).norm() < 4e-6 * wanted.norm()
+    assert (logits(model) - wanted).norm() < 2e-6 * wanted.norm()
     shutil.copytree(path, tmp_path / "dense")
 
     def fill(tensors):
