@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from emulated_products import run
 from emulation import SEEDS
 from torch import Tensor
 
@@ -179,19 +178,27 @@ class Case:
         return [[one(expert) for expert in token] for token in self.ids.tolist()]
 
 
+def routed(experts: Experts, ids: Tensor, number: int = 0, **rest: Any) -> Case:
+    """A case of random x and weights; `rest`: other fields of it."""
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(len(ids), experts.gate.shape[2], generator=generator)
+    weights = torch.rand(ids.shape, generator=generator) + 0.1
+    return Case(experts, x.to(experts.gate.dtype), ids, weights, **rest)
+
+
+def uniform(tokens: int, top_k: int, experts: int, number: int = 0) -> Tensor:
+    """int32 [tokens, top_k]: distinct experts of each token, by chance."""
+    generator = torch.Generator().manual_seed(number)
+    chosen = [torch.randperm(experts, generator=generator)[:top_k] for _ in range(tokens)]
+    return torch.stack(chosen).int()
+
+
 class Answer(NamedTuple):
     block_slots: int
     slots: list[int]
     experts: list[int]
     blocks: int
     y: Tensor
-
-
-def run(binary: Path, cases: Sequence[Case], **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [str(binary)], input=b"".join(case.encode() for case in cases), capture_output=True,
-        timeout=600, env=os.environ | environment,
-    )  # fmt: skip
 
 
 def split(written: bytes, cases: Sequence[Case]) -> list[Answer]:
@@ -274,3 +281,18 @@ def require_all(binary: Path, cases: Sequence[Case]) -> list[Answer]:
     for case, answer in zip(cases, answers, strict=True):
         judge(case, answer)
     return answers
+
+
+def require_same_bits(binary: Path, case: Case) -> None:
+    """Judges a case in each order of threads, and compares."""
+    found = require_all(binary, case.with_seeds())
+    assert all(torch.equal(each.y, found[0].y) for each in found)
+
+
+def require_nan_stays(binary: Path, case: Case) -> None:
+    """NaN in a token of x is in that token's y, all of it, and in no other."""
+    x = case.x.clone()
+    x[4] = torch.nan
+    (answer,) = split(run(binary, [replace(case, x=x)]).stdout, [case])
+    others = torch.arange(len(x)) != 4
+    assert torch.isnan(answer.y[4]).all() and torch.isfinite(answer.y[others]).all()

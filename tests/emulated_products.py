@@ -46,7 +46,8 @@ def spared(
     binary: Path,
     places: Sequence[str],
     cases: Sequence[Any],
-    judge: Callable[[Any, Tensor], object],
+    judge: Callable[[Any, Any], object],
+    split: Callable[[bytes, Sequence[Any]], Sequence[Any]] = split,
 ) -> list[str]:
     """Barriers that nothing misses: without one there is no race, no deadlock and no wrong y.
 
@@ -54,7 +55,8 @@ def spared(
         binary: A driver with switched barriers, under the thread sanitizer.
         places: Of its barriers, as `with_switched_barriers` lists them; not empty.
         cases: What the driver is fed with.
-        judge: Raises where a case and its y do not belong together.
+        judge: Raises where a case and its y, or what `split` makes of it, do not belong together.
+        split: Takes apart what the driver wrote for the cases.
     """
 
     def judge_all(written: bytes) -> None:

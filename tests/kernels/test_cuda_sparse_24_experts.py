@@ -17,35 +17,20 @@ from emulated_experts import (
     judge,
     random_experts,
     require_all,
-    run,
+    require_nan_stays,
+    require_same_bits,
+    routed,
     split,
+    uniform,
 )
-from emulation import (
-    SANITIZED,
-    UNTIL_A_RACE,
-    compile_driver,
-    is_caught,
-    with_switched_barriers,
-)
+from emulated_products import run, spared
+from emulation import SANITIZED, compile_driver, with_switched_barriers
 
 from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 DRIVER = "sparse_24/experts_driver"
 # A step of w13 has three blocks of 256 columns, the last step two; w2 has one step.
 HIDDEN, INTERMEDIATE = 256 * 5 - 12, 40
-
-
-def routed(experts: Experts, ids: torch.Tensor, number: int = 0, **rest) -> Case:
-    generator = torch.Generator().manual_seed(number)
-    x = torch.randn(len(ids), experts.gate.shape[2], generator=generator)
-    weights = torch.rand(ids.shape, generator=generator) + 0.1
-    return Case(experts, x.to(experts.gate.dtype), ids, weights, **rest)
-
-
-def uniform(tokens: int, top_k: int, experts: int, number: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(number)
-    chosen = [torch.randperm(experts, generator=generator)[:top_k] for _ in range(tokens)]
-    return torch.stack(chosen).int()
 
 
 def plans(shape: int, *, row_warps: int = 1, x_stages: int = 2, blocks: int = 3):
@@ -127,8 +112,7 @@ def test_layers_as_they_are_planned(driver):
 
 def test_schedules_give_the_same_bits(driver):
     for case in (native_cases()[1], code_cases()[4]):
-        found = require_all(driver(DRIVER, "plain"), case.with_seeds())
-        assert all(torch.equal(each.y, found[0].y) for each in found)
+        require_same_bits(driver(DRIVER, "plain"), case)
 
 
 @pytest.mark.parametrize("values", ["native", "int4"])
@@ -148,12 +132,7 @@ def test_a_token_has_the_same_bits_in_any_batch(driver, values):
 
 
 def test_nan_of_a_token_stays_with_it(driver):
-    case = native_cases()[1]
-    x = case.x.clone()
-    x[4] = torch.nan
-    (answer,) = split(run(driver(DRIVER, "plain"), [replace(case, x=x)]).stdout, [case])
-    others = torch.arange(len(x)) != 4
-    assert torch.isnan(answer.y[4]).all() and torch.isfinite(answer.y[others]).all()
+    require_nan_stays(driver(DRIVER, "plain"), native_cases()[1])
 
 
 def switched_driver() -> tuple[Path, list[str]]:
@@ -178,17 +157,7 @@ def test_no_barrier_can_be_spared():
     # x that is filled again, resident and not; scales of groups; a warp that orders more than once.
     cases = [native_cases()[1], native_cases()[0], code_cases()[3], native_cases()[-1]]
     cases = [cases[0], *(replace(case, seed=7) for case in cases)]
-    spared = []
-    for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
-
-        def judge_all(written: bytes) -> None:
-            for case, answer in zip(cases, split(written, cases), strict=True):
-                judge(case, answer)
-
-        if not is_caught(ran, judge_all):
-            spared.append(place)
-    assert places and spared == []
+    assert spared(binary, places, cases, judge, split) == []
 
 
 def test_a_plan_that_cannot_be_is_refused(driver):

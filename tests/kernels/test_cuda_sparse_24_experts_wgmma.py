@@ -18,16 +18,14 @@ from emulated_experts import (
     judge,
     random_experts,
     require_all,
-    run,
+    require_nan_stays,
+    require_same_bits,
+    routed,
     split,
+    uniform,
 )
-from emulation import (
-    SANITIZED,
-    UNTIL_A_RACE,
-    compile_driver,
-    is_caught,
-    with_switched_barriers,
-)
+from emulated_products import run, spared
+from emulation import SANITIZED, compile_driver, with_switched_barriers
 
 from flashsparse_plugin.formats.pattern.options import PatternOptions
 
@@ -37,19 +35,6 @@ DRIVER = "sparse_24/experts_wgmma_driver"
 def many(*arguments: Any, **rest: Any) -> Experts:
     """Random experts, as wgmma multiplies them."""
     return replace(random_experts(*arguments, **rest), rounded_groups=(32, 64, 128))
-
-
-def routed(experts: Experts, ids: torch.Tensor, number: int = 0, **rest) -> Case:
-    generator = torch.Generator().manual_seed(number)
-    x = torch.randn(len(ids), experts.gate.shape[2], generator=generator)
-    weights = torch.rand(ids.shape, generator=generator) + 0.1
-    return Case(experts, x.to(experts.gate.dtype), ids, weights, **rest)
-
-
-def uniform(tokens: int, top_k: int, experts: int, number: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(number)
-    chosen = [torch.randperm(experts, generator=generator)[:top_k] for _ in range(tokens)]
-    return torch.stack(chosen).int()
 
 
 def plans(shape: int, *, down: int = 1, stages: int = 2, clusters: int = 3):
@@ -121,8 +106,7 @@ def test_layers_as_they_are_planned(driver):
 
 def test_schedules_give_the_same_bits(driver):
     for case in (native_cases()[1], code_cases()[2]):
-        found = require_all(driver(DRIVER, "plain"), case.with_seeds())
-        assert all(torch.equal(each.y, found[0].y) for each in found)
+        require_same_bits(driver(DRIVER, "plain"), case)
 
 
 def test_a_token_has_the_same_bits_in_any_batch(driver):
@@ -140,12 +124,7 @@ def test_a_token_has_the_same_bits_in_any_batch(driver):
 
 
 def test_nan_of_a_token_stays_with_it(driver):
-    case = native_cases()[1]
-    x = case.x.clone()
-    x[4] = torch.nan
-    (answer,) = split(run(driver(DRIVER, "plain"), [replace(case, x=x)]).stdout, [case])
-    others = torch.arange(len(x)) != 4
-    assert torch.isnan(answer.y[4]).all() and torch.isfinite(answer.y[others]).all()
+    require_nan_stays(driver(DRIVER, "plain"), native_cases()[1])
 
 
 def switched_driver() -> tuple[Path, list[str]]:
@@ -167,17 +146,7 @@ def test_no_barrier_can_be_spared():
     binary, places = switched_driver()
     # Two tiles of a warp, whose buffers follow each other; an odd number of barriers in between.
     cases = [replace(native_cases()[number], seed=seed) for number in (0, 1, 5) for seed in (0, 7)]
-    spared = []
-    for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
-
-        def judge_all(written: bytes) -> None:
-            for case, answer in zip(cases, split(written, cases), strict=True):
-                judge(case, answer)
-
-        if not is_caught(ran, judge_all):
-            spared.append(place)
-    assert places and spared == []
+    assert spared(binary, places, cases, judge, split) == []
 
 
 def test_a_plan_that_cannot_be_is_refused(driver):
