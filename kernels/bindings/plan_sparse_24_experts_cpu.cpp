@@ -48,24 +48,10 @@ Product of_active(const Product& product) {
 // With its share of what else a layer launches: the order of slots and their sum.
 Fit fit(int64_t) { return {7.9, 0, 1.0}; }
 
-// The two kernels: how a layer's shape is found, and a product's launches are priced and listed.
-struct Few {
-  static constexpr int kShapes = sparse_24::kExpertsShapeCount;
-  static constexpr auto shape = sparse_24::experts_shape;
-  static constexpr auto price = sparse_24::price_experts;
-  static constexpr auto list = sparse_24::list_experts;
-};
-struct Many {
-  static constexpr int kShapes = sparse_24::kExpertsWgmmaShapeCount;
-  static constexpr auto shape = sparse_24::experts_wgmma_shape;
-  static constexpr auto price = sparse_24::price_experts_wgmma;
-  static constexpr auto list = sparse_24::list_experts_wgmma;
-};
-
 template <class Kernel, bool gated>
 Launch plan(const Product& product, const Gpu& gpu) {
   const ExpertsProduct own = product_of(product, gated);
-  const int shape = Kernel::shape(own, other_of(own), gpu);
+  const int shape = Kernel::layer(own, other_of(own), gpu).shape;
   return planned(of_active(product), gpu, product.tokens, fit, [&](int64_t) {
     return priced_as_costed(gpu,
                             [&](const Gpu& costed) { return Kernel::price(own, shape, costed); });
@@ -94,7 +80,7 @@ Shapes shapes() {
 
 Shapes many_shapes() {
   return shapes_of("tokens groups bits", sparse_24::kExpertsWgmmaShapes,
-                   [](const sparse_24::ExpertsWgmmaShapeInfo& info) {
+                   [](const sparse_24::WgmmaShapeInfo& info) {
                      return std::vector<int64_t>{info.tokens, info.groups, info.bits};
                    });
 }
@@ -109,13 +95,14 @@ flashsparse::Kernel choose(const Product& product, const Gpu& gpu, const TokenLi
 Format sparse_24_experts_planners() {
   constexpr const char* kFields = LaunchNumbers<ExpertsPlan>::kFields;
   constexpr const char* kMany = LaunchNumbers<ExpertsWgmmaPlan>::kFields;
-  return {
-      "sparse_24_experts",
-      choose,
-      {{"sparse_24_experts.up", kFields, shapes, plan<Few, true>, list<Few, true>},
-       {"sparse_24_experts.down", kFields, shapes, plan<Few, false>, list<Few, false>},
-       {"sparse_24_experts.many_up", kMany, many_shapes, plan<Many, true>, list<Many, true>},
-       {"sparse_24_experts.many_down", kMany, many_shapes, plan<Many, false>, list<Many, false>}}};
+  using Few = FewExperts;
+  using Many = ManyExperts;
+  return {"sparse_24_experts",
+          choose,
+          {{Few::kUp, kFields, shapes, plan<Few, true>, list<Few, true>},
+           {Few::kDown, kFields, shapes, plan<Few, false>, list<Few, false>},
+           {Many::kUp, kMany, many_shapes, plan<Many, true>, list<Many, true>},
+           {Many::kDown, kMany, many_shapes, plan<Many, false>, list<Many, false>}}};
 }
 
 }  // namespace flashsparse::planning

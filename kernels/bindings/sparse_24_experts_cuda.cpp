@@ -76,23 +76,6 @@ experts::Activation activation_of(const std::string& name, double limit, double 
   return {static_cast<float>(alpha), 1, most};
 }
 
-// A kernel: the names of its launches, and how a layer's shape is found and a launch is priced.
-struct Few {
-  static constexpr const char *kUp = "sparse_24_experts.up", *kDown = "sparse_24_experts.down";
-  static constexpr auto shape = sparse_24::experts_shape;
-  static constexpr auto price = sparse_24::price_experts;
-  static ExpertsPlan empty(const ExpertsProduct&) { return {}; }
-};
-struct Many {
-  static constexpr const char *kUp = "sparse_24_experts.many_up",
-                              *kDown = "sparse_24_experts.many_down";
-  static constexpr auto shape = sparse_24::experts_wgmma_shape;
-  static constexpr auto price = sparse_24::price_experts_wgmma;
-  static ExpertsWgmmaPlan empty(const ExpertsProduct& product) {
-    return {0, 1, 2, 1, product.gated};
-  }
-};
-
 // The launches of a layer: those that a benchmark gave, or else the planned ones.
 template <class Kernel>
 struct Launches {
@@ -102,7 +85,7 @@ struct Launches {
     const GivenLaunch* given = given_launch(Kernel::kUp);
     if (!given) given = given_launch(Kernel::kDown);
     const int shape = given && !given->numbers.empty() ? static_cast<int>(given->numbers[0])
-                                                       : Kernel::shape(up_, down_, gpu);
+                                                       : Kernel::layer(up_, down_, gpu).shape;
     up = launch_of(Kernel::kUp, up_, shape, gpu);
     down = launch_of(Kernel::kDown, down_, shape, gpu);
     FS_CHECK(block_slots() == down.info().tokens, "launches of ", Kernel::kUp, " and ",
@@ -163,7 +146,8 @@ void set_product(Arguments& a, const ExpertsProduct& product, const ExpertsWeigh
   a.cols = static_cast<int>(product.cols);
 }
 
-void multiply_few(const Layer& layer, const Launches<Few>& plans, OrderTensors& order, Tensor& y) {
+void multiply_few(const Layer& layer, const Launches<FewExperts>& plans, OrderTensors& order,
+                  Tensor& y) {
   experts::Arguments a{};
   a.order = order.data();
   a.slots = layer.routing.slots;
@@ -184,7 +168,7 @@ void multiply_few(const Layer& layer, const Launches<Few>& plans, OrderTensors& 
   layer.sum(products, nullptr, y);
 }
 
-void multiply_many(const Layer& layer, const Launches<Many>& plans, OrderTensors& order,
+void multiply_many(const Layer& layer, const Launches<ManyExperts>& plans, OrderTensors& order,
                    Tensor& y) {
   const int64_t most = order.slots.size(0);
   Tensor rows = allocate_like(layer.x, {most, layer.x.size(1)});
@@ -222,8 +206,8 @@ void multiply_many(const Layer& layer, const Launches<Many>& plans, OrderTensors
 
 // The kernel of a layer: that of the launch that a benchmark gave, or else the planned one.
 bool by_many(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu) {
-  if (given_launch(Many::kUp) || given_launch(Many::kDown)) return true;
-  if (given_launch(Few::kUp) || given_launch(Few::kDown)) return false;
+  if (given_launch(ManyExperts::kUp) || given_launch(ManyExperts::kDown)) return true;
+  if (given_launch(FewExperts::kUp) || given_launch(FewExperts::kDown)) return false;
   return sparse_24::choose_experts_kernel(up, down, gpu) == Kernel::kMany;
 }
 
@@ -283,9 +267,9 @@ Tensor sparse_24_experts(const Tensor& x_, const Tensor& topk_ids, const Tensor&
     by_kernel(layer, plans, order, y);
   };
   if (by_many(up, down, gpu)) {
-    multiply(Launches<Many>(up, down, gpu), multiply_many);
+    multiply(Launches<ManyExperts>(up, down, gpu), multiply_many);
   } else {
-    multiply(Launches<Few>(up, down, gpu), multiply_few);
+    multiply(Launches<FewExperts>(up, down, gpu), multiply_few);
   }
   return y;
 }

@@ -82,9 +82,7 @@ __global__ void __launch_bounds__(kOrderThreads, 1)
       FS_NO_UNROLL
       for (int i = up_to - mine; i < up_to; ++i) {
         order.experts[i] = expert;
-        if (order.spans) {
-          store_global(reinterpret_cast<uint2*>(order.spans) + i, make_uint2(up_to - mine, mine));
-        }
+        store_global(reinterpret_cast<uint2*>(order.spans) + i, make_uint2(up_to - mine, mine));
       }
       blocks = __shfl_sync(kAllLanes, up_to, kLanes - 1);
     }

@@ -32,7 +32,7 @@ struct Order {
   int32_t* experts;  // [most_blocks()]: of each block, -1 after the last
   int32_t* blocks;   // [1]: how many there are
   int32_t* spans;    // [most_blocks()][2], 8-byte aligned: of each block, the first block of its
-                     // expert, and how many there are; or null
+                     // expert, and how many there are
 };
 
 // Most blocks of any routing, and the length of the list of slots.

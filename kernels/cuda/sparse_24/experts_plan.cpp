@@ -199,13 +199,11 @@ std::vector<Priced<ExpertsPlan>> list_experts(const ExpertsProduct& product, int
   return listed<ExpertsPlan>([&](const auto& body) { for_each_plan(product, shape, gpu, body); });
 }
 
-int experts_shape(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu) {
-  return cheapest_shape(kExpertsShapeCount,
-                        [&](int shape) {
-                          return both_costs(price_experts(up, shape, gpu).cost,
-                                            price_experts(down, shape, gpu).cost);
-                        })
-      .shape;
+PricedLayer price_experts_layer(const ExpertsProduct& up, const ExpertsProduct& down,
+                                const Gpu& gpu) {
+  return remembered(layer_key(up, down), gpu, [&] {
+    return cheapest_shape(kExpertsShapeCount, price_experts, up, down, gpu);
+  });
 }
 
 }  // namespace flashsparse::sparse_24

@@ -6,6 +6,7 @@
 // follow from the columns alone: with them, and with whole row tiles for a thread block, each sum
 // is made in the same order whatever the batch.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -58,6 +59,15 @@ struct ExpertsProduct {
   }
 };
 
+// The same of a layer.
+inline std::array<int64_t, 18> layer_key(const ExpertsProduct& up, const ExpertsProduct& down) {
+  std::array<int64_t, 18> both{};
+  const auto first = up.key(0), last = down.key(0);
+  std::copy(first.begin(), first.end(), both.begin());
+  std::copy(last.begin(), last.end(), both.begin() + first.size());
+  return both;
+}
+
 // The rule of any kernel that a product breaks, or null.
 const char* broken_experts(const ExpertsProduct& product);
 inline constexpr const char* kExpertsValues =
@@ -73,20 +83,23 @@ struct ExpertsRouting {
   ExpertsRouting(const ExpertsProduct& product, int block_slots);
 };
 
-// The sum of the costs of a layer's products; -1 if one has no launch.
-constexpr double both_costs(double up, double down) { return up < 0 || down < 0 ? -1 : up + down; }
-
-// The first of the cheapest of `shapes` shapes and its cost; shape 0 at cost -1 if none has any.
-struct PricedShape {
+// The shape for both products of a layer, whose slots are in the same blocks, and their cost: -1,
+// at shape 0, if there is no launch.
+struct PricedLayer {
   int shape = 0;
   double cost = -1;
 };
-template <class Cost>
-PricedShape cheapest_shape(int shapes, const Cost& cost) {
-  PricedShape best;
+
+// The first of the cheapest of `shapes` shapes; price(product, shape, gpu) has the launch of a
+// product and its cost.
+template <class Price>
+PricedLayer cheapest_shape(int shapes, const Price& price, const ExpertsProduct& up,
+                           const ExpertsProduct& down, const Gpu& gpu) {
+  PricedLayer best;
   for (int shape = 0; shape < shapes; ++shape) {
-    const double own = cost(shape);
-    if (own >= 0 && (best.cost < 0 || own < best.cost)) best = {shape, own};
+    const double first = price(up, shape, gpu).cost, last = price(down, shape, gpu).cost;
+    if (first < 0 || last < 0 || (best.cost >= 0 && first + last >= best.cost)) continue;
+    best = {shape, first + last};
   }
   return best;
 }
@@ -94,9 +107,9 @@ PricedShape cheapest_shape(int shapes, const Cost& cost) {
 // Warps along the columns: as many as possible of which few are without a unit in the last step.
 int experts_column_warps(int64_t cols);
 
-// The shape for both products of a layer, whose slots are in the same blocks: that of the least
-// cost.
-int experts_shape(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu);
+// A layer by this kernel.
+PricedLayer price_experts_layer(const ExpertsProduct& up, const ExpertsProduct& down,
+                                const Gpu& gpu);
 
 struct ExpertsPlan {
   int shape;                    // index into kExpertsShapes

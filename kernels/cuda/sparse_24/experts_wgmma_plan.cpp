@@ -112,21 +112,16 @@ std::vector<Priced<ExpertsWgmmaPlan>> list_experts_wgmma(const ExpertsProduct& p
       [&](const auto& body) { for_each_plan(product, shape, gpu, body); });
 }
 
-int experts_wgmma_shape(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu) {
-  return cheapest_shape(kExpertsWgmmaShapeCount,
-                        [&](int shape) {
-                          return both_costs(price_experts_wgmma(up, shape, gpu).cost,
-                                            price_experts_wgmma(down, shape, gpu).cost);
-                        })
-      .shape;
+PricedLayer price_experts_wgmma_layer(const ExpertsProduct& up, const ExpertsProduct& down,
+                                      const Gpu& gpu) {
+  return remembered(layer_key(up, down), gpu, [&] {
+    return cheapest_shape(kExpertsWgmmaShapeCount, price_experts_wgmma, up, down, gpu);
+  });
 }
 
 Kernel choose_experts_kernel(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu) {
-  const auto costs = [&](const auto& price, int shape) {
-    return both_costs(price(up, shape, gpu).cost, price(down, shape, gpu).cost);
-  };
-  const double many = costs(price_experts_wgmma, experts_wgmma_shape(up, down, gpu));
-  const double few = costs(price_experts, experts_shape(up, down, gpu));
+  const double many = price_experts_wgmma_layer(up, down, gpu).cost;
+  const double few = price_experts_layer(up, down, gpu).cost;
   return many >= 0 && (few < 0 || many < kPromised * few) ? Kernel::kMany : Kernel::kFew;
 }
 

@@ -23,10 +23,8 @@ namespace flashsparse::sparse_24 {
   X(128, 2, 16)                              \
   X(192, 2, 16 | 8 | 4)
 
-struct ExpertsWgmmaShapeInfo : WgmmaShapeInfo {};
-
-#define FS_SPARSE_24_EXPERTS_WGMMA_INFO(tokens, groups, bits) {{{tokens, groups}, bits, false}},
-inline constexpr ExpertsWgmmaShapeInfo kExpertsWgmmaShapes[] = {
+#define FS_SPARSE_24_EXPERTS_WGMMA_INFO(tokens, groups, bits) {{tokens, groups}, bits, false},
+inline constexpr WgmmaShapeInfo kExpertsWgmmaShapes[] = {
     FS_SPARSE_24_EXPERTS_WGMMA_SHAPES(FS_SPARSE_24_EXPERTS_WGMMA_INFO)};
 #undef FS_SPARSE_24_EXPERTS_WGMMA_INFO
 inline constexpr int kExpertsWgmmaShapeCount =
@@ -39,7 +37,7 @@ struct ExpertsWgmmaPlan {
   int clusters;  // of the launch
   bool gated = false;
 
-  const ExpertsWgmmaShapeInfo& info() const { return kExpertsWgmmaShapes[shape]; }
+  const WgmmaShapeInfo& info() const { return kExpertsWgmmaShapes[shape]; }
   int cluster() const { return down; }
   int blocks() const { return down * clusters; }
   int threads() const { return wgmma_threads(info().groups, false); }
@@ -59,9 +57,9 @@ struct ExpertsWgmmaPlan {
   const char* broken_rule(const ExpertsProduct& product, const Gpu& gpu) const;
 };
 
-// The shape for both products of a layer, whose slots are in the same blocks: that of the least
-// cost.
-int experts_wgmma_shape(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu);
+// A layer by this kernel.
+PricedLayer price_experts_wgmma_layer(const ExpertsProduct& up, const ExpertsProduct& down,
+                                      const Gpu& gpu);
 
 // The launch for a product and its cost in microseconds on average over routings that choose each
 // expert as often; then every launch that it was compared with.

@@ -46,7 +46,7 @@ ExpertsPlan plan_of(const ExpertsCase& c, const ExpertsProduct& product) {
                    static_cast<int>(given[1]), static_cast<int>(given[2]),
                    static_cast<int>(given[3])};
   if (plan.shape < 0) {
-    const int shape = experts_shape(c.product(true), c.product(false), c.gpu());
+    const int shape = price_experts_layer(c.product(true), c.product(false), c.gpu()).shape;
     plan = price_experts(product, shape, c.gpu()).launch;
   }
   require(plan, product, c.gpu());
@@ -54,14 +54,9 @@ ExpertsPlan plan_of(const ExpertsCase& c, const ExpertsProduct& product) {
 }
 
 Kernel kernel_of(const ExpertsCase& c, const ExpertsPlan& plan) {
-  const Kernel found = with_values(c.product(true).unit, [&](auto values) {
-    using Values = decltype(values);
-    return c.bfloat16() ? emulated<BFloat16, Values>(plan.shape)
-                        : emulated<Float16, Values>(plan.shape);
+  return c.kernel(plan.shape, [&](auto type, auto values) {
+    return emulated<decltype(type), decltype(values)>(plan.shape);
   });
-  if (found) return found;
-  std::fprintf(stderr, "shape %d is not emulated for these values\n", plan.shape);
-  std::exit(1);
 }
 
 void run(const ExpertsCase& c) {

@@ -43,7 +43,7 @@ ExpertsWgmmaPlan plan_of(const ExpertsCase& c, const ExpertsProduct& product) {
   ExpertsWgmmaPlan plan{static_cast<int>(given[4]), static_cast<int>(given[0]),
                         static_cast<int>(given[1]), static_cast<int>(given[2]), product.gated};
   if (plan.shape < 0) {
-    const int shape = experts_wgmma_shape(c.product(true), c.product(false), c.gpu());
+    const int shape = price_experts_wgmma_layer(c.product(true), c.product(false), c.gpu()).shape;
     plan = price_experts_wgmma(product, shape, c.gpu()).launch;
   }
   require(plan, product, c.gpu());
@@ -51,14 +51,9 @@ ExpertsWgmmaPlan plan_of(const ExpertsCase& c, const ExpertsProduct& product) {
 }
 
 Kernel kernel_of(const ExpertsCase& c, const ExpertsWgmmaPlan& plan) {
-  const Kernel found = with_values(c.product(true).unit, [&](auto values) {
-    using Values = decltype(values);
-    return c.bfloat16() ? emulated<BFloat16, Values>(plan.shape)
-                        : emulated<Float16, Values>(plan.shape);
+  return c.kernel(plan.shape, [&](auto type, auto values) {
+    return emulated<decltype(type), decltype(values)>(plan.shape);
   });
-  if (found) return found;
-  std::fprintf(stderr, "shape %d is not emulated for these values\n", plan.shape);
-  std::exit(1);
 }
 
 void run(const ExpertsCase& c) {
