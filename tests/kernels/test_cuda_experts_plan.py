@@ -85,24 +85,22 @@ def test_plans_by_wgmma_are_near_the_fastest_launches():
     """And it is chosen where it takes two thirds of the other's time, but not without need."""
     lost, ratios, judged = [], [], 0
     for point, times in measured("H200", MANY).items():
-        fastest, seconds = {}, {}
-        for many in ("", "many_"):
-            names = (f"{many}up", f"{many}down")
-            plans = [planned(point, name, "H200") for name in names]
-            own = [times[each] for each in zip(names, plans, strict=True) if each in times]
-            best = [us for (product, _), us in times.items() if product in names]
-            if own and best:
-                fastest[many] = min(best)
-                seconds[many] = sum(
-                    plan(f"sparse_24_experts.{name}", product_of(point, name), Gpu.known("H200"))
-                    .seconds for name in names
-                )  # fmt: skip
-                if many:
-                    lost.append(min(own) / min(best))
-                    ratios.append(seconds[many] * 1e6 / min(best))
-        if len(fastest) == 2:
+        few, many = (
+            [us for (product, _), us in times.items() if product in names]
+            for names in (("up", "down"), ("many_up", "many_down"))
+        )
+        products = [(f"many_{name}", product_of(point, name)) for name in ("up", "down")]
+        plans = [
+            plan(f"sparse_24_experts.{name}", product, Gpu.known("H200"))
+            for name, product in products
+        ]
+        own = [(name, each.numbers) for (name, _), each in zip(products, plans, strict=True)]
+        if known := [times[each] for each in own if each in times]:
+            lost.append(min(known) / min(many))
+            ratios.append(sum(each.seconds for each in plans) * 1e6 / min(many))
+        if few and many:
             chosen = choose_kernel("sparse_24_experts", product_of(point, "up"), Gpu.known("H200"))
-            share = fastest["many_"] / fastest[""]
+            share = min(many) / min(few)
             assert chosen == ("many" if share < 0.6 else "few") or 0.6 < share < 0.9, (point, share)
             judged += 1
     assert len(lost) >= 20 and judged >= 20
