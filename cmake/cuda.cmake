@@ -17,8 +17,7 @@ else()
 endif()
 
 # The options of nvcc for architectures. PTX takes longer to make than code. The PTX of our kernels is
-# the same for sm_86 as for sm_80, and for sm_120 as for sm_100: it is made once for both.
-set(ptx_of_86 80)
+# the same for sm_120 as for sm_100: it is made once for both.
 set(ptx_of_120 100)
 function(set_arch_flags result)
   set(flags "")
@@ -51,10 +50,10 @@ function(set_arch_flags result)
 endfunction()
 
 set_arch_flags(arch_flags ${FLASHSPARSE_CUDA_ARCHS})
-# sm_89 widens and rounds fp8 by instructions of its own. Whatever does not is the same machine code as
-# for sm_86, bit for bit, which an sm_89 runs: it is made once.
+# An sm_86 runs the code of sm_80, and so does an sm_89 where there is no fp8, which it widens and rounds
+# by instructions of its own.
 set(plain_archs ${FLASHSPARSE_CUDA_ARCHS})
-if("86-real" IN_LIST plain_archs)
+if("80-real" IN_LIST plain_archs)
   list(REMOVE_ITEM plain_archs 89-real)
 endif()
 set_arch_flags(plain_flags ${plain_archs})
@@ -135,12 +134,15 @@ file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/cuda/*/*.cu)
 file(GLOB hopper_sources CONFIGURE_DEPENDS kernels/cuda/*/sm_90a/*.cu)
 file(GLOB fp8_sources CONFIGURE_DEPENDS kernels/cuda/*/sm_89/*.cu)
 
-# Kernel templates take long to compile, so each instantiation has a source file of its own, written
-# here: kernels/cuda/<format>/instances.cmake calls instantiate() for each. A file whose text stays
-# is not written again. `name` may begin with a folder, as above; `header` is one of the format.
-function(instantiate name header declaration)
+# Kernel templates take long to compile, so they are instantiated in several source files, written
+# here: kernels/cuda/<format>/instances.cmake calls instantiate(name header declaration...) for each.
+# Few, as a file takes three seconds beside its kernels. One whose text stays is not written again.
+# `name` may begin with a folder, as above; `header` is one of the format.
+function(instantiate name header)
   string(TOLOWER "kernels/cuda/${format}/${name}.cu" source)
   set(source "${CMAKE_CURRENT_BINARY_DIR}/${source}")
+  list(TRANSFORM ARGN PREPEND "template " OUTPUT_VARIABLE instantiations)
+  list(JOIN instantiations ";\n" instantiations)
   configure_file(cmake/instance.cu.in "${source}" @ONLY)
   set(instances ${instances} "${source}" PARENT_SCOPE)
 endfunction()

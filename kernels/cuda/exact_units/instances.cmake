@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-foreach(tokens 8 16 32 64)
-  foreach(kind Dense 24)
-    instantiate(linear_${tokens}_${kind} linear.cuh
-                "const Compiled* compiled_linear<${tokens}, Kind::k${kind}>()")
+foreach(kind Dense 24)
+  set(linear "")
+  foreach(tokens 8 16 32 64)
+    list(APPEND linear "const Compiled* compiled_linear<${tokens}, Kind::k${kind}>()")
   endforeach()
-endforeach()
-foreach(tokens 32 64 128 256)
-  foreach(kind Dense 24)
-    instantiate(sm_90a/wgmma_${tokens}_${kind} wgmma.cuh
-                "const WgmmaCompiled* compiled_wgmma<${tokens}, Kind::k${kind}>()")
+  set(wgmma "")
+  foreach(tokens 32 64 128 256)
+    list(APPEND wgmma "const WgmmaCompiled* compiled_wgmma<${tokens}, Kind::k${kind}>()")
   endforeach()
+  instantiate(linear_${kind} linear.cuh ${linear})
+  instantiate(sm_90a/wgmma_${kind} wgmma.cuh ${wgmma})
 endforeach()
