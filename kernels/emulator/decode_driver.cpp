@@ -101,8 +101,7 @@ int main(int argc, char** argv) {
     arguments.partials = partials.get();
     arguments.arrivals = arrivals.get();
     const DecodeKernel kernel = element_bytes == 1 ? compiled_decode<Fp8>(problem, bfloat16)
-                                : has_sinks ? compiled_decode<NativeWithSinks>(problem, bfloat16)
-                                            : compiled_decode<Native>(problem, bfloat16);
+                                                   : compiled_decode<Native>(problem, bfloat16);
     const auto everything = [](const auto& array, int64_t count) {
       return simt::UsedByLastKernel(array.get(), static_cast<size_t>(count));
     };

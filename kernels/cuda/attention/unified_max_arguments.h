@@ -54,7 +54,7 @@ struct DecodeArguments {
   uint32_t* arrivals;   // [sequences * gridDim.y], all zero before and after
 
   // [kv_heads * group], scores that join the norm and have no value: float32, or in the dtype of
-  // query. Only for a kernel that takes sinks.
+  // query; null for none.
   const void* sinks;
   bool sinks_float32;
 

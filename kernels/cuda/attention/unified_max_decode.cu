@@ -11,9 +11,8 @@ using namespace unified_max;
 cudaError_t unified_max_decode(const DecodeArguments& arguments, const Problem& problem,
                                const DecodePlan& plan, bool bfloat16, bool early,
                                cudaStream_t stream) {
-  const DecodeKernel kernel = problem.element_bytes == 1 ? fp8_kernel(problem, bfloat16)
-                              : arguments.sinks
-                                  ? compiled_decode<NativeWithSinks>(problem, bfloat16)
+  const DecodeKernel kernel = problem.element_bytes == 1
+                                  ? fp8_kernel(problem, bfloat16)
                                   : compiled_decode<Native>(problem, bfloat16);
   const int64_t heads = problem.kv_heads * problem.group_blocks();
   constexpr int64_t kMostOfAxis = 65535;

@@ -40,7 +40,7 @@ namespace flashsparse::unified_max {
 
 // Launch with a grid of (splits, kv_heads * Problem::group_blocks(), sequences), at most kMaxWarps
 // whole warps, and ring_bytes for each warp.
-template <class Tile, int kHeadTiles, bool kSinks>
+template <class Tile, int kHeadTiles>
 class DecodeBlock {
  public:
   __device__ __forceinline__ DecodeBlock(const DecodeArguments& a, uint32_t shared)
@@ -364,7 +364,7 @@ class DecodeBlock {
   }
 
   __device__ __forceinline__ void store_result(int head, int quad, Joined joined) const {
-    if (kSinks && a_.sinks) joined = joined.with_sink(sink_of(first_head_ + head));
+    if (a_.sinks) joined = joined.with_sink(sink_of(first_head_ + head));
     const int64_t row =
         static_cast<int64_t>(sequence_) * a_.kv_heads * a_.group + first_head_ + head;
     const float inverse = joined.norm == 0

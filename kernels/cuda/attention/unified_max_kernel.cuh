@@ -11,25 +11,16 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     decode_kernel(const DecodeArguments arguments) {
   FS_DYNAMIC_SHARED(shared);
   using Tile = NativeTile<Type, kHeadDim>;
-  DecodeBlock<Tile, kHeadTiles, false>(arguments, shared_address(shared)).run();
+  DecodeBlock<Tile, kHeadTiles>(arguments, shared_address(shared)).run();
 }
 
-// With DecodeArguments::sinks.
-template <class Type, int kHeadDim, int kHeadTiles>
-__global__ void __launch_bounds__(kMaxWarps * 32, 1)
-    decode_sinks_kernel(const DecodeArguments arguments) {
-  FS_DYNAMIC_SHARED(shared);
-  using Tile = NativeTile<Type, kHeadDim>;
-  DecodeBlock<Tile, kHeadTiles, true>(arguments, shared_address(shared)).run();
-}
-
-// Over a cache of fp8 codes, with sinks or without.
+// Over a cache of fp8 codes.
 template <class Type, int kHeadDim, int kHeadTiles>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     decode_fp8_kernel(const DecodeArguments arguments) {
   FS_DYNAMIC_SHARED(shared);
   using Tile = Fp8Tile<Type, kHeadDim>;
-  DecodeBlock<Tile, kHeadTiles, true>(arguments, shared_address(shared)).run();
+  DecodeBlock<Tile, kHeadTiles>(arguments, shared_address(shared)).run();
 }
 
 using DecodeKernel = void (*)(DecodeArguments);
@@ -38,10 +29,6 @@ using DecodeKernel = void (*)(DecodeArguments);
 struct Native {
   template <class Type, int kHeadDim, int kHeadTiles>
   static constexpr DecodeKernel kKernel = decode_kernel<Type, kHeadDim, kHeadTiles>;
-};
-struct NativeWithSinks {
-  template <class Type, int kHeadDim, int kHeadTiles>
-  static constexpr DecodeKernel kKernel = decode_sinks_kernel<Type, kHeadDim, kHeadTiles>;
 };
 struct Fp8 {
   template <class Type, int kHeadDim, int kHeadTiles>

@@ -23,7 +23,6 @@ namespace flashsparse::nm_gather {
 #define FS_NM_TILES_SHAPES(X) \
   X(64, 64, 2, 4)             \
   X(64, 64, 1, 8)             \
-  X(64, 32, 1, 8)             \
   X(32, 128, 1, 8)            \
   X(32, 64, 2, 7)             \
   X(32, 64, 1, 16)            \
@@ -34,7 +33,6 @@ namespace flashsparse::nm_gather {
 #define FS_NM_TILES_SHAPES_8(X) \
   X(64, 64, 2, 4)               \
   X(64, 64, 1, 8)               \
-  X(64, 32, 1, 8)               \
   X(32, 64, 2, 7)               \
   X(32, 64, 1, 14)              \
   X(32, 32, 1, 16)              \
@@ -42,7 +40,6 @@ namespace flashsparse::nm_gather {
   X(16, 32, 1, 16)
 
 #define FS_NM_TILES_SHAPES_4(X) \
-  X(64, 32, 1, 8)               \
   X(32, 64, 1, 14)              \
   X(32, 32, 1, 16)
 
