@@ -59,6 +59,8 @@ MODELS = {
     "toy": Model(6, 2, 96, 48),
 }
 LAYERS_BYTES = 8 << 30
+# Of a replay: as many as LAYERS_BYTES hold of Qwen3-30B-A3B in int4, the smallest layer here.
+CALLS = 7 * ROUTINGS
 KINDS: dict[str, tuple[str, int | None]] = {
     "2:4": ("native", None),
     "2:4, fp8_e4m3": ("fp8_e4m3", None),
@@ -212,7 +214,7 @@ class Measured:
             ]
             ours = {kind: self._call(model, kind, x, weights, routings) for kind in self._kinds}
             calls = ours | rivals(model, x, weights, routings, layers_bytes(self._device))
-            counts = {kind: (call, 2 * ROUTINGS) for kind, call in calls.items()}
+            counts = {kind: (call, CALLS) for kind, call in calls.items()}
             for kind, time in self._stopwatch.in_turns(counts).items():
                 row = {"model": name, "tokens": tokens, "routing": skew, "kind": kind}
                 row["layer_us"] = round(time.microseconds, 2)

@@ -23,7 +23,7 @@ import torch
 from _device import Budget, Stopwatch, _measure
 from _launches import gpu_of
 from _program import DTYPES, measure, numbers, parser, signature
-from experts import MODELS, ROUTINGS, Experts, layers_bytes, routing
+from experts import CALLS, MODELS, ROUTINGS, Experts, layers_bytes, routing
 from rich import box
 from rich.table import Table
 from torch import Tensor
@@ -74,7 +74,7 @@ class Launches:
             best = [each.numbers for each in found[: self._arguments.most]]
             for launch in dict.fromkeys((planned, *best)):
                 calls[product, launch] = partial(self._with, kernel, launch, layer)
-        timed = {str(key): (call, 2 * ROUTINGS) for key, call in calls.items()}
+        timed = {str(key): (call, CALLS) for key, call in calls.items()}
         times = self._stopwatch.in_turns(timed)
         for product, launch in calls:
             row: Row = {"model": name, "kind": experts.kind, "tokens": tokens, "product": product}

@@ -29,7 +29,17 @@ import torch
 from _device import Budget, Stopwatch, _measure
 from _launches import gpu_of
 from _program import DTYPES, measure, numbers, parser
-from experts import DISTINCT, KINDS, MODELS, ROUTINGS, TOLERANCE, Model, layers_bytes, routing
+from experts import (
+    CALLS,
+    DISTINCT,
+    KINDS,
+    MODELS,
+    ROUTINGS,
+    TOLERANCE,
+    Model,
+    layers_bytes,
+    routing,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -305,7 +315,7 @@ class Measured:
                     run = lambda batch, stacks: grouped.by_unpacking(batch, *stacks)  # noqa: E731
                     calls[f"{kind}, unpacked"] = self._call(layer, run, x, weights, routes)
             calls |= products.rivals(model, x, weights, routes, layers_bytes(self._device))
-            turns = {kind: (call, 2 * ROUTINGS) for kind, call in calls.items()}
+            turns = {kind: (call, CALLS) for kind, call in calls.items()}
             for kind, time in self._stopwatch.in_turns(turns).items():
                 row = {"model": name, "tokens": tokens, "routing": skew, "kind": kind}
                 self.rows.append(row | {"layer_us": round(time.microseconds, 2), "products_us": ""})
