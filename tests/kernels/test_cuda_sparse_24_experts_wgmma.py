@@ -60,8 +60,6 @@ def native_cases() -> list[Case]:
         routed(halves, uniform(9, 3, 7), 5, map=elsewhere, plans=plans(2, stages=3)),
         routed(biased, uniform(33, 1, 4), 7, weights_on_input=True, plans=plans(3, down=2)),
         routed(biased, uniform(40, 2, 4), 6, plans=plans(3, down=4, clusters=2)),
-        # Two blocks of slots of each expert: the next tile goes to the next cluster.
-        routed(many(2, 264, 72), uniform(70, 2, 2), 10, plans=plans(0, down=2)),
         routed(halves, torch.tensor([[0, 9], [-1, 2]]).int(), 8, plans=plans(2)),  # no such
         routed(halves, torch.full((3, 2), -1).int(), 9, plans=plans(2)),  # none at all
     ]

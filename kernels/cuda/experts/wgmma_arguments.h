@@ -17,7 +17,6 @@ struct WgmmaArguments : mma_units::WgmmaArguments {
   const float* weights;  // of places, or null: multiply sums before bias if gated, else after it
   int slots, y_stride;
   int row_tiles;  // of an expert
-  int stride;     // from a cluster's tile to its next (wgmma_tiles.cuh)
   bool gated;
   Activation activation;
   Divider by_row_tiles{1};
@@ -31,9 +30,7 @@ struct WgmmaArguments : mma_units::WgmmaArguments {
     unit_rows = static_cast<int>(product.expert_unit_rows());
     unit_cols = static_cast<int>(mma_units::unit_cols(product.cols));
     row_tiles = static_cast<int>(plan.row_tiles(product));
-    stride = plan.stride(product);
     by_cluster = Divider(down);
-    by_clusters = Divider(clusters);
     by_row_tiles = Divider(row_tiles);
   }
 };

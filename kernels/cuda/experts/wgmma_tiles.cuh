@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The steps of a cluster in the grouped products by wgmma: each has a tile, which is a row tile of
 // an expert by a block of its slots, and columns of it. Tiles are in this order: expert, row tile,
-// block of slots.
-//
-// Where experts have several blocks of slots, the next tile goes to the next cluster: those that
-// share rows of the weight are multiplied at the same time, and memory is read once. Where they
-// have one, a cluster has a range of tiles (stride 1), and so of the weight's memory, as in the mma
-// kernel: else all clusters come to each page of memory at the same time.
+// block of slots; and the next one goes to the next cluster. So the blocks of slots that share rows
+// of the weight are multiplied at the same time, and memory is read once.
 #pragma once
 #include "common/device.cuh"
 #include "cuda/experts/wgmma_arguments.h"
@@ -20,10 +16,8 @@ class WgmmaTiles {
   };
 
   // At the first step of this cluster.
-  __device__ __forceinline__ explicit WgmmaTiles(const WgmmaArguments& a) : a_(a) {
-    const int cluster = a.by_cluster(blockIdx.x), tiles = a.order.blocks[0] * a.row_tiles;
-    tile_ = a.stride == 1 ? a.by_clusters(tiles * cluster) : cluster;
-    end_ = a.stride == 1 ? a.by_clusters(tiles * (cluster + 1)) : tiles;
+  __device__ __forceinline__ explicit WgmmaTiles(const WgmmaArguments& a)
+      : a_(a), tile_(a.by_cluster(blockIdx.x)), end_(a.order.blocks[0] * a.row_tiles) {
     if (ended()) return;
     look(tile_);
     take();
@@ -44,7 +38,7 @@ class WgmmaTiles {
   __device__ __forceinline__ bool advance() {
     if (++column_ < a_.unit_cols) return false;
     column_ = 0;
-    tile_ += a_.stride;
+    tile_ += a_.clusters;
     if (!ended()) take();
     return true;
   }
@@ -55,7 +49,7 @@ class WgmmaTiles {
     const uint32_t local = tile_ - span_.x * a_.row_tiles, row_tile = local / span_.y;
     at_ = {expert_, static_cast<int>(row_tile),
            static_cast<int>(span_.x + local - row_tile * span_.y)};
-    if (tile_ + a_.stride < end_) look(tile_ + a_.stride);
+    if (tile_ + a_.clusters < end_) look(tile_ + a_.clusters);
   }
   __device__ __forceinline__ void look(int tile) {
     const int block = a_.by_row_tiles(tile);  // one of the same expert

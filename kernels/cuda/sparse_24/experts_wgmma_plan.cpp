@@ -21,10 +21,6 @@ constexpr double kLaunch = 3.0;  // microseconds until the first x and weight ha
 constexpr double kTile = 2.4;    // of the prologue and epilogue of a tile
 constexpr double kGather = 3.0;  // of the launch that puts x into the order of slots
 constexpr double kCopied = 3e6;  // bytes that it reads and writes a microsecond
-// Up to which share of the other kernel's time this one is taken: in vLLM 256 clients of
-// Qwen3-30B-A3B got 12,600 tokens a second by it and 14,200 by the other, though a layer alone
-// takes 160 and not 211 microseconds.
-constexpr double kPromised = 0.65;
 
 double cost(const ExpertsWgmmaPlan& plan, const ExpertsProduct& product, const Gpu& gpu) {
   const ExpertsRouting routing(product, plan.info().tokens);
@@ -48,12 +44,6 @@ int64_t ExpertsWgmmaPlan::shared_bytes() const {
   return kWgmmaBarriers + stages * wgmma_stage_bytes(info().tokens) + exchange;
 }
 
-int ExpertsWgmmaPlan::stride(const ExpertsProduct& product) const {
-  constexpr double kOneBlock = 1.25;  // slot blocks of an expert, on average
-  const ExpertsRouting routing(product, info().tokens);
-  return routing.slot_blocks <= kOneBlock * routing.active ? 1 : clusters;
-}
-
 const char* ExpertsWgmmaPlan::broken_rule(const ExpertsProduct& product, const Gpu& gpu) const {
   if (!gpu.has_wgmma()) return "the GPU has no wgmma: it needs compute capability 9.0";
   if (!experts_are_compiled(product.unit)) return kExpertsValues;
@@ -70,7 +60,7 @@ const char* ExpertsWgmmaPlan::broken_rule(const ExpertsProduct& product, const G
   if (clusters < 1) return "there is no thread block";
   if (product.slots() > INT32_MAX / 4 ||
       experts::most_slots(product.slots(), product.experts, info().tokens) > INT32_MAX / 4 ||
-      most * row_tiles(product) > INT32_MAX / (int64_t{clusters} + 1))
+      most * row_tiles(product) > INT32_MAX / 2 - clusters)
     return "there are too many tokens for one launch";
   return nullptr;
 }
@@ -122,7 +112,7 @@ PricedLayer price_experts_wgmma_layer(const ExpertsProduct& up, const ExpertsPro
 Kernel choose_experts_kernel(const ExpertsProduct& up, const ExpertsProduct& down, const Gpu& gpu) {
   const double many = price_experts_wgmma_layer(up, down, gpu).cost;
   const double few = price_experts_layer(up, down, gpu).cost;
-  return many >= 0 && (few < 0 || many < kPromised * few) ? Kernel::kMany : Kernel::kFew;
+  return many >= 0 && (few < 0 || many < few) ? Kernel::kMany : Kernel::kFew;
 }
 
 }  // namespace flashsparse::sparse_24

@@ -49,10 +49,6 @@ struct ExpertsWgmmaPlan {
     return (product.expert_unit_rows() + units - 1) / units;
   }
 
-  // From a cluster's tile to its next: 1 for a range of tiles, where an expert has one block of
-  // slots in most cases.
-  int stride(const ExpertsProduct& product) const;
-
   // The rule that the plan breaks for a product, or null. A launch needs null.
   const char* broken_rule(const ExpertsProduct& product, const Gpu& gpu) const;
 };
