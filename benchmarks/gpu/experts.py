@@ -58,9 +58,6 @@ MODELS = {
     "DeepSeek-V3": Model(256, 8, 7168, 2048),
     "toy": Model(6, 2, 96, 48),
 }
-LAYERS_BYTES = 8 << 30
-# Of a replay: as many as LAYERS_BYTES hold of Qwen3-30B-A3B in int4, the smallest layer here.
-CALLS = 7 * ROUTINGS
 KINDS: dict[str, tuple[str, int | None]] = {
     "2:4": ("native", None),
     "2:4, fp8_e4m3": ("fp8_e4m3", None),
@@ -78,15 +75,6 @@ def routing(model: Model, tokens: int, name: str, seed: int, device: torch.devic
     odds = 1 / ranks if name == "zipf" else torch.ones_like(ranks)
     chosen = torch.multinomial(odds.expand(tokens, -1), model.top_k, generator=generator)
     return chosen.int().to(device)
-
-
-def layers_bytes(device: torch.device) -> int:
-    """Bytes of the copies of a layer that follow each other, as the layers of a model do.
-
-    Two copies are enough for caches, but the GPU knows the addresses of their pages then, as it
-    does not of all of a model's.
-    """
-    return max(cold_bytes(device), LAYERS_BYTES) if device.type == "cuda" else 0
 
 
 class Experts:
@@ -213,8 +201,8 @@ class Measured:
                 routing(model, tokens, skew, seed, self._device) for seed in range(ROUTINGS)
             ]
             ours = {kind: self._call(model, kind, x, weights, routings) for kind in self._kinds}
-            calls = ours | rivals(model, x, weights, routings, layers_bytes(self._device))
-            counts = {kind: (call, CALLS) for kind, call in calls.items()}
+            calls = ours | rivals(model, x, weights, routings, self._cold())
+            counts = {kind: (call, 2 * ROUTINGS) for kind, call in calls.items()}
             for kind, time in self._stopwatch.in_turns(counts).items():
                 row = {"model": name, "tokens": tokens, "routing": skew, "kind": kind}
                 row["layer_us"] = round(time.microseconds, 2)
@@ -225,9 +213,12 @@ class Measured:
         self, model: Model, kind: str, x: Tensor, weights: Tensor, routings: list[Tensor]
     ) -> Callable[[], Tensor]:
         experts = Experts(model, kind, self._dtype, self._device)
-        copies = _measure.Rotation(experts.copy, experts.nbytes, layers_bytes(self._device))
+        copies = _measure.Rotation(experts.copy, experts.nbytes, self._cold())
         turn = itertools.cycle(routings)
         return lambda: experts.multiply(x, next(turn), weights, copies())
+
+    def _cold(self) -> int:
+        return cold_bytes(self._device)
 
     def _products(self, call: Callable[[], object]) -> float | str:
         """Microseconds of both products in a layer, as the profiler has them."""

@@ -20,10 +20,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from _device import Budget, Stopwatch, _measure
+from _device import Budget, Stopwatch, _measure, cold_bytes
 from _launches import gpu_of
 from _program import DTYPES, measure, numbers, parser, signature
-from experts import CALLS, MODELS, ROUTINGS, Experts, layers_bytes, routing
+from experts import MODELS, ROUTINGS, Experts, routing
 from rich import box
 from rich.table import Table
 from torch import Tensor
@@ -55,7 +55,7 @@ class Launches:
 
     def _measure(self, name: str, experts: Experts, tokens: int) -> None:
         model, device = experts.model, self._device
-        copies = _measure.Rotation(experts.copy, experts.nbytes, layers_bytes(device))
+        copies = _measure.Rotation(experts.copy, experts.nbytes, cold_bytes(device))
         x = torch.randn(tokens, model.hidden, device=device).to(experts.dtype)
         weights = torch.rand(tokens, model.top_k, device=device) + 0.1
         routings = [routing(model, tokens, "uniform", seed, device) for seed in range(ROUTINGS)]
@@ -74,7 +74,7 @@ class Launches:
             best = [each.numbers for each in found[: self._arguments.most]]
             for launch in dict.fromkeys((planned, *best)):
                 calls[product, launch] = partial(self._with, kernel, launch, layer)
-        timed = {str(key): (call, CALLS) for key, call in calls.items()}
+        timed = {str(key): (call, 2 * ROUTINGS) for key, call in calls.items()}
         times = self._stopwatch.in_turns(timed)
         for product, launch in calls:
             row: Row = {"model": name, "kind": experts.kind, "tokens": tokens, "product": product}

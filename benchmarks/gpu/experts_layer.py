@@ -6,9 +6,9 @@
 
 `flashsparse::experts` is held against a loop over experts in float64: by the grouped kernels in
 each of their shapes, unpacked for torch's grouped product, and by the fallback; then the replay of
-CUDA graphs under other routings against eager calls, and small random Qwen3-MoE and Mixtral models,
-packed on the card, against the dense ones that they were packed from. Nothing is timed while a
-result is wrong.
+CUDA graphs under
+other routings against eager calls, and small random Qwen3-MoE and Mixtral models, packed on the
+card, against the dense ones that they were packed from. Nothing is timed while a result is wrong.
 Then whole layers over cold weights, by turns with torch's grouped product in bf16, and with vLLM's
 bf16, fp8 and Marlin int4 where vLLM is installed. `experts.py` times the products alone.
 """
@@ -26,20 +26,10 @@ from typing import Any
 
 import experts as products
 import torch
-from _device import Budget, Stopwatch, _measure
+from _device import Budget, Stopwatch, _measure, cold_bytes
 from _launches import gpu_of
 from _program import DTYPES, measure, numbers, parser
-from experts import (
-    CALLS,
-    DISTINCT,
-    KINDS,
-    MODELS,
-    ROUTINGS,
-    TOLERANCE,
-    Model,
-    layers_bytes,
-    routing,
-)
+from experts import DISTINCT, KINDS, MODELS, ROUTINGS, TOLERANCE, Model, routing
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -314,8 +304,8 @@ class Measured:
                 if self._unpacks():
                     run = lambda batch, stacks: grouped.by_unpacking(batch, *stacks)  # noqa: E731
                     calls[f"{kind}, unpacked"] = self._call(layer, run, x, weights, routes)
-            calls |= products.rivals(model, x, weights, routes, layers_bytes(self._device))
-            turns = {kind: (call, CALLS) for kind, call in calls.items()}
+            calls |= products.rivals(model, x, weights, routes, cold_bytes(self._device))
+            turns = {kind: (call, 2 * ROUTINGS) for kind, call in calls.items()}
             for kind, time in self._stopwatch.in_turns(turns).items():
                 row = {"model": name, "tokens": tokens, "routing": skew, "kind": kind}
                 self.rows.append(row | {"layer_us": round(time.microseconds, 2), "products_us": ""})
@@ -328,7 +318,8 @@ class Measured:
         weights: Tensor,
         routes: list[Tensor],
     ) -> Callable[[], Tensor]:
-        copies = _measure.Rotation(layer.copy, layer.nbytes, layers_bytes(self._device))
+        cold = cold_bytes(self._device) if self._device.type == "cuda" else 0
+        copies = _measure.Rotation(layer.copy, layer.nbytes, cold)
         turn = itertools.cycle([layer.batch(x, ids, weights) for ids in routes])
         return lambda: run(next(turn), copies())
 
