@@ -43,6 +43,9 @@ HERE = Path(__file__).parent
 COMMITTED = HERE / "resources.csv"
 DYNAMIC_SHARED = HERE / "dynamic_shared.csv"
 KEPT_ARCHS = ("sm_80", "sm_90a")  # in the file; the others follow them
+# Kernels without wgmma are compiled for sm_90: the machine code is the same.
+HOPPER = "sm_90a"
+ARCHS_OF = {HOPPER: ("sm_90", "sm_90a")}
 REWRITE = "python kernels/resources.py --write"
 # Matrix products, loads of matrices and of words, asynchronous copies, stores to shared memory.
 COUNTED = ("HMMA", "HGMMA", "LDSM", "LDGSTS", "LDG", "LDS", "STS")
@@ -142,7 +145,8 @@ def _dump(what: str, path: Path, *options: str) -> Iterator[tuple[str, str]]:
     command = [find_tool("cuobjdump"), what, *options, path]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     parts = re.split(r"^arch = (sm_\w+)$", ran.stdout, flags=re.M)
-    yield from zip(parts[1::2], parts[2::2], strict=True)
+    for arch, text in zip(parts[1::2], parts[2::2], strict=True):
+        yield HOPPER if arch in ARCHS_OF[HOPPER] else arch, text
 
 
 def _short(symbols: Sequence[str]) -> dict[str, str]:
@@ -205,7 +209,8 @@ def _launch(kernel: str) -> dict[str, str]:
 @cache
 def _elf(path: Path, arch: str) -> str:
     """The object files of an architecture. 43 MB and a second: not for all of them, nor twice."""
-    return "".join(text for _, text in _dump("-elf", path, "-arch", arch))
+    archs = ARCHS_OF.get(arch, (arch,))
+    return "".join(text for own in archs for _, text in _dump("-elf", path, "-arch", own))
 
 
 def ptxas_version(path: Path) -> str:
@@ -257,8 +262,9 @@ def _instructions(path: Path, arch: str) -> dict[str, Counter[str]]:
     each opcode, which takes no second; for all of them it would take a minute.
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [find_tool("cuobjdump"), "-xelf", f".{arch}.", path.resolve()]
-        subprocess.run(command, cwd=folder, capture_output=True, check=True)
+        for own in ARCHS_OF.get(arch, (arch,)):
+            command = [find_tool("cuobjdump"), "-xelf", f".{own}.", path.resolve()]
+            subprocess.run(command, cwd=folder, capture_output=True, check=True)
         cubins = [cubin.read_bytes() for cubin in Path(folder).iterdir()]
     functions = dict(function for cubin in cubins for function in _functions(cubin))
     names = _names_of_opcodes(np.concatenate(list(functions.values())), arch)

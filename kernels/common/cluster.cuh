@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Primitives of clusters (sm_90a): barriers, and accesses to the shared memory of other blocks.
+// Primitives of clusters (sm_90): barriers, and accesses to the shared memory of other blocks.
 // Blocks that are adjacent along x form a cluster, and are ranked in this order. Not called on
-// other GPUs.
+// GPUs before Hopper.
 #pragma once
 #include "common/device.cuh"
 #include "common/mbarrier.cuh"
@@ -13,7 +13,7 @@ namespace flashsparse {
 // Barrier of all threads of the cluster, with release and acquire. No block may access another
 // one's shared memory before the first such barrier, or after the other one may have ended.
 __device__ __forceinline__ void sync_cluster() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
@@ -22,7 +22,7 @@ __device__ __forceinline__ void sync_cluster() {
 // Relaxed, non-aligned barrier of the cluster: lanes may diverge, and nothing is released, which
 // would wait for all outstanding writes. Use it after mbarrier_init_done, and before a block ends.
 __device__ __forceinline__ void cluster_barrier_relaxed() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif
@@ -30,7 +30,7 @@ __device__ __forceinline__ void cluster_barrier_relaxed() {
 
 // Arrives once at the mbarrier with this address in block `rank` of the cluster.
 __device__ __forceinline__ void mbarrier_arrive_in(uint32_t rank, uint32_t barrier) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
       ".reg .b32 there;\n"
@@ -45,7 +45,7 @@ __device__ __forceinline__ void mbarrier_arrive_in(uint32_t rank, uint32_t barri
 // The same for a warp that has only read: without cluster-scope release of what it has written,
 // which would take as long as a round trip to the L2.
 __device__ __forceinline__ void mbarrier_release_in(uint32_t rank, uint32_t barrier) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
       ".reg .b32 there;\n"
@@ -60,7 +60,7 @@ __device__ __forceinline__ void mbarrier_release_in(uint32_t rank, uint32_t barr
 // Stores to this address in block `rank` of the cluster.
 __device__ __forceinline__ void store_shared_in(uint32_t rank, uint32_t address,
                                                 const float4& value) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
       ".reg .b32 there;\n"
@@ -74,7 +74,7 @@ __device__ __forceinline__ void store_shared_in(uint32_t rank, uint32_t address,
 
 // mbarrier_wait with cluster scope, for barriers at which other blocks arrive.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
       ".reg .pred ended;\n"
@@ -90,7 +90,7 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t
 // Loads from this address in block `rank` of the cluster.
 __device__ __forceinline__ float4 load_shared_in(uint32_t rank, uint32_t address) {
   float4 value = {};
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
       ".reg .b32 there;\n"

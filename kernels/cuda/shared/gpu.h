@@ -19,7 +19,7 @@ struct Gpu {
   double memory = 0, l2 = 0, clock = 0, arithmetic = 0;
 
   // What our kernels use where it is there. (Later GPUs launch clusters and dependent kernels, too,
-  // but the kernels that do are compiled for 9.0 alone.)
+  // but none of these was tried on one.)
   constexpr bool has_wgmma() const { return major == 9; }
   constexpr bool has_clusters() const { return major == 9; }
   constexpr bool has_dependent_launch() const { return major == 9; }
