@@ -16,11 +16,8 @@ else()
   endif()
 endif()
 
-# The options of nvcc for architectures. PTX takes longer to make than code: that of sm_90 is made once
-# for it and for all later GPUs. (By PTX of compute_100 the loops of sparse_24's int4 kernels have 1%
-# fewer instructions on sm_100, and all that is beside them 10%.)
-set(ptx_of_100 90)
-set(ptx_of_120 90)
+# The options of nvcc for architectures: machine code for each, by PTX of its own or, where ptx_of_* says
+# so, of another.
 function(set_arch_flags result)
   set(flags "")
   set(ptx_archs "")
@@ -53,16 +50,21 @@ endfunction()
 
 set_arch_flags(arch_flags ${FLASHSPARSE_CUDA_ARCHS})
 # An sm_86 runs the code of sm_80, and so does an sm_89 where there is no fp8, which it widens and rounds
-# by instructions of its own. The a of 90a is for wgmma.
+# by instructions of its own.
 set(plain_archs ${FLASHSPARSE_CUDA_ARCHS})
 if("80-real" IN_LIST plain_archs)
   list(REMOVE_ITEM plain_archs 89-real)
 endif()
-set_arch_flags(plain_and_wgmma_flags ${plain_archs})
+# PTX takes longer to make than code: that of sm_90 is made once for it and for later GPUs. (By PTX of
+# compute_100 the loops of sparse_24's int4 kernels have 1% fewer instructions on sm_100, and all that is
+# beside them 10%.) Except for wgmma, which sm_90a has, and where sm_120 would spill registers.
+set(ptx_of_120 100)
+set_arch_flags(own_ptx_flags ${plain_archs})
+set(ptx_of_100 90)
+set(ptx_of_120 90)
 list(TRANSFORM plain_archs REPLACE "^90a" "90")
 set_arch_flags(plain_flags ${plain_archs})
-set(widening_archs ${FLASHSPARSE_CUDA_ARCHS})
-list(TRANSFORM widening_archs REPLACE "^90a" "90")
+list(TRANSFORM FLASHSPARSE_CUDA_ARCHS REPLACE "^90a" "90" OUTPUT_VARIABLE widening_archs)
 set_arch_flags(widening_flags ${widening_archs})
 # Those of GPUs whose mma multiplies fp8 have PTX of their own each.
 set(fp8_flags "")
@@ -198,9 +200,10 @@ set(widening_sources ${kernel_sources})
 list(FILTER widening_sources INCLUDE REGEX "/[^/]*(fp8|quantise_x|unpack)[^/]*$")
 set_source_files_properties(${kernel_sources} PROPERTIES COMPILE_OPTIONS "${plain_flags}")
 set_source_files_properties(${widening_sources} PROPERTIES COMPILE_OPTIONS "${widening_flags}")
-# Its kernels for Hopper are beside the others.
-set_source_files_properties(kernels/cuda/tiled_csl/linear.cu PROPERTIES
-                            COMPILE_OPTIONS "${plain_and_wgmma_flags}")
+set_source_files_properties(
+  kernels/cuda/tiled_csl/linear.cu # kernels for Hopper beside the others
+  kernels/cuda/tiled_csl/pack.cu kernels/cuda/nm_vector/validate.cu
+  PROPERTIES COMPILE_OPTIONS "${own_ptx_flags}")
 set_source_files_properties(${hopper_sources} PROPERTIES COMPILE_OPTIONS "${hopper_flags}")
 set_source_files_properties(${fp8_sources} PROPERTIES COMPILE_OPTIONS "${fp8_flags}")
 target_link_options(_C_cuda PRIVATE -Wl,--exclude-libs,ALL) # keeps our cudart to ourselves
