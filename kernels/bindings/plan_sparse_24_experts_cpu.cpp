@@ -61,6 +61,7 @@ Launch plan(const Product& product, const Gpu& gpu) {
 template <class Kernel, bool gated>
 std::vector<Launch> list(const Product& product, const Gpu& gpu) {
   const ExpertsProduct own = product_of(product, gated);
+  if (Kernel::layer(own, other_of(own), gpu).cost < 0) return {};  // the other product has none
   return compared(of_active(product), gpu, product.tokens, fit, [&](int64_t) {
     auto all = Kernel::list(own, 0, as_costed(gpu));
     for (int shape = 1; shape < Kernel::kShapes; ++shape) {
