@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from itertools import accumulate
@@ -46,6 +46,9 @@ KEPT_ARCHS = ("sm_80", "sm_90a")  # in the file; the others follow them
 # Kernels without wgmma are compiled for sm_90: the machine code is the same.
 HOPPER = "sm_90a"
 ARCHS_OF = {HOPPER: ("sm_90", "sm_90a")}
+# Of a kernel's attributes in a cubin those that have bytes of their own, and that of
+# __launch_bounds__: EIFMT_SVAL and EIATTR_MAX_THREADS to cuobjdump.
+HAS_BYTES, MAX_THREADS = 4, 5
 REWRITE = "python kernels/resources.py --write"
 # Matrix products, loads of matrices and of words, asynchronous copies, stores to shared memory.
 COUNTED = ("HMMA", "HGMMA", "LDSM", "LDGSTS", "LDG", "LDS", "STS")
@@ -207,16 +210,55 @@ def _launch(kernel: str) -> dict[str, str]:
 
 
 @cache
-def _elf(path: Path, arch: str) -> str:
-    """The object files of an architecture. 43 MB and a second: not for all of them, nor twice."""
-    archs = ARCHS_OF.get(arch, (arch,))
-    return "".join(text for own in archs for _, text in _dump("-elf", path, "-arch", own))
+def _cubins(path: Path, arch: str) -> list[dict[str, bytes]]:
+    """The object files of an architecture: the bytes of their sections, by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        for own in ARCHS_OF.get(arch, (arch,)):
+            command = [find_tool("cuobjdump"), "-xelf", f".{own}.", path.resolve()]
+            subprocess.run(command, cwd=folder, capture_output=True, check=True)
+        return [_sections(cubin.read_bytes()) for cubin in sorted(Path(folder).iterdir())]
+
+
+def _sections(cubin: bytes) -> dict[str, bytes]:
+    """Those of an ELF file of 64 bits."""
+    (headers,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    # Of each: where its name begins among the names, where it begins, its bytes.
+    sections = [struct.unpack_from("<I20xQQ", cubin, headers + i * size) for i in range(count)]
+    found = {}
+    for name, start, length in sections:
+        begin = sections[names][1] + name
+        found[cubin[begin : cubin.index(0, begin)].decode()] = cubin[start : start + length]
+    return found
+
+
+def _of_kernels(sections: Mapping[str, bytes], prefix: str) -> Iterator[tuple[str, bytes]]:
+    """The sections that each kernel has one of, by its symbol."""
+    for name, section in sections.items():
+        if name.startswith(prefix):
+            yield name.removeprefix(prefix), section
+
+
+def _most_threads(attributes: bytes) -> int | None:
+    """What __launch_bounds__ says, in a kernel's attributes; None without."""
+    at = 0
+    while at < len(attributes):
+        kind, attribute, length = struct.unpack_from("<BBH", attributes, at)
+        at += 4
+        if kind != HAS_BYTES:
+            continue
+        if attribute == MAX_THREADS:
+            return math.prod(struct.unpack_from("<3I", attributes, at))
+        at += length
+    return None
 
 
 def ptxas_version(path: Path) -> str:
     """The version of the assembler that made what is read of the object."""
-    archs = {arch for arch, _ in _usage(path)} & set(KEPT_ARCHS)
-    versions = {v for a in archs for v in re.findall(r"Tool Version:.*V([\d.]+)", _elf(path, a))}
+    notes = [
+        sections.get(".note.nv.tkinfo", b"") for a in KEPT_ARCHS for sections in _cubins(path, a)
+    ]
+    versions = {v.decode() for note in notes for v in re.findall(rb"V(\d[\d.]+)", note)}
     return " and ".join(sorted(versions)) or "unknown"
 
 
@@ -241,18 +283,10 @@ def kernels_of(path: Path) -> dict[str, set[str]]:
     return kernels
 
 
-def _functions(cubin: bytes) -> Iterator[tuple[str, NDArray[np.uint64]]]:
-    """Symbols and machine code, [instructions, 2 words], of a cubin: an ELF file of 64 bits."""
-    (headers,) = struct.unpack_from("<Q", cubin, 0x28)
-    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
-    # Of each section: where its name begins among the names, where it begins, its bytes.
-    sections = [struct.unpack_from("<I20xQQ", cubin, headers + i * size) for i in range(count)]
-    for name, start, length in sections:
-        begin = sections[names][1] + name
-        title = cubin[begin : cubin.index(0, begin)].decode()
-        if title.startswith(".text."):
-            words = np.frombuffer(cubin, "<u8", length // 8, start)
-            yield title.removeprefix(".text."), words.reshape(-1, 2)
+def _code(sections: Mapping[str, bytes]) -> Iterator[tuple[str, NDArray[np.uint64]]]:
+    """Symbols and machine code, [instructions, 2 words]."""
+    for symbol, section in _of_kernels(sections, ".text."):
+        yield symbol, np.frombuffer(section, "<u8").reshape(-1, 2)
 
 
 def _instructions(path: Path, arch: str) -> dict[str, Counter[str]]:
@@ -261,12 +295,7 @@ def _instructions(path: Path, arch: str) -> dict[str, Counter[str]]:
     OPCODE_BITS of an instruction say which one it is. So the disassembler is asked for a few of
     each opcode, which takes no second; for all of them it would take a minute.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        for own in ARCHS_OF.get(arch, (arch,)):
-            command = [find_tool("cuobjdump"), "-xelf", f".{own}.", path.resolve()]
-            subprocess.run(command, cwd=folder, capture_output=True, check=True)
-        cubins = [cubin.read_bytes() for cubin in Path(folder).iterdir()]
-    functions = dict(function for cubin in cubins for function in _functions(cubin))
+    functions = {symbol: words for each in _cubins(path, arch) for symbol, words in _code(each)}
     names = _names_of_opcodes(np.concatenate(list(functions.values())), arch)
     counts: dict[str, Counter[str]] = {}
     for symbol, words in functions.items():
@@ -306,11 +335,10 @@ def read(path: Path) -> list[Kernel]:
     threads, counts = {}, {}
     archs = sorted({arch for arch, _ in usage})
     for arch in archs:
-        for section in re.split(r"^\.nv\.info\.", _elf(path, arch), flags=re.M)[1:]:
-            symbol = section.split(maxsplit=1)[0]
-            if bounds := re.search(r"EIATTR_MAX_THREADS\s+Format:.*\s+Value:(.*)", section):
-                sides = [int(side, 16) for side in bounds[1].split()]
-                threads.setdefault((arch, symbol), math.prod(sides))
+        for sections in _cubins(path, arch):
+            for symbol, attributes in _of_kernels(sections, ".nv.info."):
+                if bounds := _most_threads(attributes):
+                    threads[arch, symbol] = bounds
         for symbol, found in _instructions(path, arch).items():
             counts[arch, symbol] = found
     names = _short(sorted({symbol for _, symbol in usage}))
