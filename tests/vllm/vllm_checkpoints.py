@@ -13,11 +13,14 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BloomConfig,
+    Glm4MoeConfig,
     GPT2Config,
     GptOssConfig,
     GraniteMoeConfig,
     LlamaConfig,
     MixtralConfig,
+    OlmoeConfig,
+    Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
 
@@ -47,6 +50,29 @@ OWN_CONFIGS = CONFIGS | {
         num_local_experts=4,
         num_hidden_layers=3,
         layer_types=["full_attention"] * 3,
+    ),
+    "olmoe": lambda: OlmoeConfig(
+        num_attention_heads=4, num_key_value_heads=4, num_experts=4, num_experts_per_tok=2
+    ),
+    # With an expert that all tokens have.
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        num_hidden_layers=3,
+    ),
+    # Its first layer has no experts; routed by groups, with a bias for each expert.
+    "glm4_moe": lambda: Glm4MoeConfig(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        first_k_dense_replace=1,
     ),
     # Its routers are linear layers in vLLM, and quantized there if a configuration says so.
     "qwen3_moe": lambda: Qwen3MoeConfig(
