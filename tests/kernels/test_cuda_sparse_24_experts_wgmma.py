@@ -49,7 +49,7 @@ def native_cases() -> list[Case]:
     """Every routing that differs, by every shape, in clusters of one, two and four blocks."""
     small = many(5, 300, 40)
     halves = many(4, 264, 72, torch.float16, has_bias=True)
-    biased = many(4, 264, 232, has_bias=True)
+    biased = many(4, 264, 136, has_bias=True)
     everyone = torch.tensor([[3, token % 3] for token in range(70)]).int()  # one hot expert
     elsewhere = torch.tensor([-1, 2, 0, -1, 1, -1, 3]).int()  # two more than are local
     return [
