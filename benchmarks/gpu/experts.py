@@ -201,7 +201,7 @@ class Measured:
                 routing(model, tokens, skew, seed, self._device) for seed in range(ROUTINGS)
             ]
             ours = {kind: self._call(model, kind, x, weights, routings) for kind in self._kinds}
-            calls = ours | rivals(model, x, weights, routings, self._cold())
+            calls = ours | rivals(model, x, weights, routings, cold_bytes(self._device))
             counts = {kind: (call, 2 * ROUTINGS) for kind, call in calls.items()}
             for kind, time in self._stopwatch.in_turns(counts).items():
                 row = {"model": name, "tokens": tokens, "routing": skew, "kind": kind}
@@ -213,12 +213,9 @@ class Measured:
         self, model: Model, kind: str, x: Tensor, weights: Tensor, routings: list[Tensor]
     ) -> Callable[[], Tensor]:
         experts = Experts(model, kind, self._dtype, self._device)
-        copies = _measure.Rotation(experts.copy, experts.nbytes, self._cold())
+        copies = _measure.Rotation(experts.copy, experts.nbytes, cold_bytes(self._device))
         turn = itertools.cycle(routings)
         return lambda: experts.multiply(x, next(turn), weights, copies())
-
-    def _cold(self) -> int:
-        return cold_bytes(self._device)
 
     def _products(self, call: Callable[[], object]) -> float | str:
         """Microseconds of both products in a layer, as the profiler has them."""

@@ -6,9 +6,9 @@
 
 `flashsparse::experts` is held against a loop over experts in float64: by the grouped kernels in
 each of their shapes, unpacked for torch's grouped product, and by the fallback; then the replay of
-CUDA graphs under
-other routings against eager calls, and small random Qwen3-MoE and Mixtral models, packed on the
-card, against the dense ones that they were packed from. Nothing is timed while a result is wrong.
+CUDA graphs under other routings against eager calls, and small random Qwen3-MoE and Mixtral models,
+packed on the card, against the dense ones that they were packed from. Nothing is timed while a
+result is wrong.
 Then whole layers over cold weights, by turns with torch's grouped product in bf16, and with vLLM's
 bf16, fp8 and Marlin int4 where vLLM is installed. `experts.py` times the products alone.
 """
@@ -318,8 +318,7 @@ class Measured:
         weights: Tensor,
         routes: list[Tensor],
     ) -> Callable[[], Tensor]:
-        cold = cold_bytes(self._device) if self._device.type == "cuda" else 0
-        copies = _measure.Rotation(layer.copy, layer.nbytes, cold)
+        copies = _measure.Rotation(layer.copy, layer.nbytes, cold_bytes(self._device))
         turn = itertools.cycle([layer.batch(x, ids, weights) for ids in routes])
         return lambda: run(next(turn), copies())
 

@@ -126,22 +126,21 @@ def test_it_fits_80_columns(model_dir, text, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_recipe_of_the_readme_ends_in_a_model_worth_using(smollm2_dir, shakespeare, tmp_path):
-    """On the demo's model, with a tenth of the steps of the default: the recipe has room."""
+    """On the demo's model, with a sixth of the steps of the default: the recipe has room."""
     (recipe,) = (each for each in commands(README.read_text()) if " sparsify " in each)
     _, _, source, out, *options = shlex.split(recipe)
     assert (source, out) == ("path/to/dense", "path/to/packed")
     text = tmp_path / "text.txt"
     text.write_text(shakespeare[:56_000])
     options[options.index("--calibration") + 1] = text
-    effort = ["--samples", "32", "--length", "128", "--steps", "6"]
+    effort = ["--samples", "32", "--length", "128", "--steps", "10"]
     result = sparsify(smollm2_dir, tmp_path / "packed", *options, *effort, "--json")
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
     quality = report["perplexity"]
     assert report["judged_by"] > 1000 and quality["pruned"] > 2 * quality["dense"]
     assert quality["packed"] < 1.5 * quality["dense"]
-    # The same weights, whose products are added up in another order.
-    assert quality["packed"] == pytest.approx(quality["recovered"], rel=4e-3)
+    assert quality["packed"] == pytest.approx(quality["recovered"], rel=1e-3)
 
 
 @pytest.mark.parametrize("stage", ["pruned", "fitted", "training", "packing"])

@@ -70,7 +70,8 @@ def test_estimates_of_packed_experts_are_near_what_was_measured(kind):
         for tokens in (1, 4, 8, 16, 64, 256):
             if tokens <= most:
                 found = 1e6 * choice.experts.seconds(experts, tokens, GPUS[0]) / layers
-                measured, rel = (few, 0.15) if tokens < 256 else (many, 0.21)  # 16 bits: 0.2
+                measured = few if tokens < 256 else many
+                rel = 0.21 if tokens == 256 and kind == "2:4" else 0.15
                 assert found == pytest.approx(measured[model, tokens], rel=rel), (model, tokens)
 
 
