@@ -143,9 +143,9 @@ def find_tool(name: str) -> Path:
     return Path(found)
 
 
-def _dump(what: str, path: Path, *options: str) -> Iterator[tuple[str, str]]:
+def _dump(what: str, path: Path) -> Iterator[tuple[str, str]]:
     """What cuobjdump says, cut by architecture."""
-    command = [find_tool("cuobjdump"), what, *options, path]
+    command = [find_tool("cuobjdump"), what, path]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     parts = re.split(r"^arch = (sm_\w+)$", ran.stdout, flags=re.M)
     for arch, text in zip(parts[1::2], parts[2::2], strict=True):
