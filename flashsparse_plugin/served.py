@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 Shape = tuple[int, int]  # (out_features, in_features)
 
@@ -174,6 +175,55 @@ def served(name: str) -> Served | None:
             if short.startswith(known) and _REST.fullmatch(short, len(known)):
                 return each
     return None
+
+
+# Families whose linear layers follow from a few numbers of config.json, and the class that says so.
+_PLAIN = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_SIZES = (
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "vocab_size"),
+)
+_MOST_LAYERS = 1024
+
+
+def plain_decoder(config: Mapping[str, Any]) -> ModelShapes | None:
+    """Reads the shapes of a decoder as most families have it, without transformers.
+
+    To import transformers and to build the model takes seconds; `model_shapes` of
+    `checkpoint.read.shapes` does so for every other model.
+
+    Args:
+        config: The content of config.json, from outside.
+
+    Returns:
+        None for other families, and wherever a size is missing or unlikely.
+    """
+    family = config.get("model_type")
+    if not isinstance(family, str) or config.get("architectures") != [_PLAIN.get(family)]:
+        return None
+    sizes = [config.get(name) for name in _SIZES]
+    tied = config.get("tie_word_embeddings", False)
+    if config.get("attention_bias") or config.get("mlp_bias"):
+        return None
+    if not all(type(each) is int and 1 <= each <= 1 << 23 for each in sizes) or tied not in (0, 1):
+        return None
+    layers, hidden, heads, groups, inner, vocabulary = sizes
+    dim = config.get("head_dim")
+    if dim is None and family != "qwen3" and hidden % heads == 0:  # qwen3's default is a number
+        dim = hidden // heads
+    if type(dim) is not int or not 1 <= dim <= 1 << 16 or layers > _MOST_LAYERS:
+        return None
+    qkv = (heads + 2 * groups) * dim
+    own = Served((family,), layers, hidden, heads * dim, qkv, inner, vocabulary, bool(tied))
+    of_attention = {"qwen2": qkv, "qwen3": 2 * dim}.get(family, 0)  # biases; norms of q and k
+    norms = hidden + layers * (2 * hidden + of_attention)
+    shapes = own.model_shapes
+    return replace(shapes, others=shapes.others + norms)
 
 
 def served_names() -> str:

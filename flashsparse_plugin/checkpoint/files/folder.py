@@ -34,6 +34,15 @@ def shards_in(home: Path) -> list[Path]:
     return sorted(named)
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of the config.json in a directory.
+
+    Raises:
+        CheckpointError: Where there is none, or it is no JSON object.
+    """
+    return _read_json(path / CONFIG, MAX_CONFIG_BYTES)
+
+
 def _read_json(path: Path, most: int) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

@@ -15,7 +15,8 @@ from torch import nn
 from ...expert_layout import experts_of, layout_of
 from ...modules import linear_modules, shape_of
 from ...roles import routers
-from ...served import Experts, ModelShapes, Shape
+from ...served import Experts, ModelShapes, Shape, plain_decoder
+from ..files.folder import read_config
 from ..files.headers import CheckpointError
 from .experts import Stack
 from .linears import build_config_on_meta
@@ -47,6 +48,16 @@ def model_shapes(path: Path) -> ModelShapes:
     Raises:
         CheckpointError: For a model that transformers cannot build, and for layers without rows or
             columns.
+    """
+    plain = plain_decoder(read_config(path))
+    return built_shapes(path) if plain is None else plain
+
+
+def built_shapes(path: Path) -> ModelShapes:
+    """`model_shapes` of any model that transformers knows, and slower by seconds.
+
+    Raises:
+        CheckpointError: As `model_shapes` does.
     """
     model = build_config_on_meta(path)
     head = model.get_output_embeddings()
