@@ -14,6 +14,7 @@ BETWEEN = {
     "inductor_ms": "torch.compile's",
     "at_end_ms": "the same, PDL at their end",
     "ours_ms": "ours",
+    "none_ms": "none",
 }
 
 

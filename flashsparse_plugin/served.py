@@ -206,11 +206,11 @@ def plain_decoder(config: Mapping[str, Any]) -> ModelShapes | None:
     family = config.get("model_type")
     if not isinstance(family, str) or config.get("architectures") != [_PLAIN.get(family)]:
         return None
-    sizes = [config.get(name) for name in _SIZES]
+    found = [config.get(name) for name in _SIZES]
+    sizes = [each for each in found if type(each) is int and 1 <= each <= 1 << 23]
     tied = config.get("tie_word_embeddings", False)
-    if config.get("attention_bias") or config.get("mlp_bias"):
-        return None
-    if not all(type(each) is int and 1 <= each <= 1 << 23 for each in sizes) or tied not in (0, 1):
+    has_bias = config.get("attention_bias") or config.get("mlp_bias")
+    if len(sizes) < len(_SIZES) or has_bias or tied not in (0, 1):
         return None
     layers, hidden, heads, groups, inner, vocabulary = sizes
     dim = config.get("head_dim")

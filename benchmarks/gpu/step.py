@@ -6,7 +6,8 @@
 A decode step of 32 layers of Llama-3-8B's shapes without its attention: norm, qkv, rotary
 embedding, o, norm, gate and up, SiLU, down; weights cold by their size, one CUDA graph, medians of
 replays in alternation. The kernels between products are torch's, compiled by inductor: as they are
-(inductor_ms), and signaling at their end (at_end_ms, triton.enable_pdl); or ours (ours_ms). Dense
+(inductor_ms), and signaling at their end (at_end_ms, triton.enable_pdl); or ours (ours_ms); or
+there are none (none_ms), which is the least that fusing them into products could reach. Dense
 weights in bfloat16, and in fp8 with quantized activations, have inductor's.
 
 Before that each op between products is held against float64, and each chain against itself: its
@@ -44,7 +45,7 @@ SHAPES = ("6144x4096", "4096x4096", "28672x4096", "4096x14336")  # qkv, o, gate 
 OPS = ("rms_norm", "add_rms_norm", "gate_mul", "rope", "rope_cache")
 KINDS_HERE = ["2:4", "2:4, fp8_e4m3", "2:4, int4 by 128", "8:32, L=32"]
 BFLOAT16 = "dense"
-WAYS = ("inductor", "at_end", "ours")
+WAYS = ("inductor", "at_end", "ours", "none")
 REPLAYS = 20  # whose bits are compared
 
 
@@ -112,6 +113,18 @@ class Between:
             ops.begin_early(before)
 
 
+class Nothing(Between):
+    """No kernels between products: each reads x of the right shape, whatever stands in it."""
+
+    def __init__(self, x: Tensor, heads: int, inner: int):
+        super().__init__("ours", x.device)
+        query = x.new_zeros(len(x), heads, HEAD_DIM)
+        gated = x.new_zeros(len(x), inner)
+        self.add_rms_norm = lambda x, residual, w: (x, residual)
+        self.rope = lambda q, k, positions, cos_sin: (query, k)
+        self.silu_mul = lambda x: gated
+
+
 class Chain:
     """A step; `layers` has the four products of each layer."""
 
@@ -157,6 +170,7 @@ class Step:
         self._dtype = DTYPES[arguments.dtype]
         shapes = [each.shape for each in arguments.layers]
         self._hidden = shapes[0][1]
+        self._inner = shapes[3][1]
         heads = shapes[1][1] // HEAD_DIM
         self._heads = heads, (shapes[0][0] // HEAD_DIM - heads) // 2
 
@@ -210,7 +224,12 @@ class Step:
         calls: dict[str, tuple[Callable[[], object], int]] = {}
         with torch.inference_mode():
             for way in ways:
-                chain = Chain(layers, Between(way, self._device), tokens, x, self._heads)
+                between = (
+                    Nothing(x, self._heads[0], self._inner)
+                    if way == "none"
+                    else Between(way, self._device)
+                )
+                chain = Chain(layers, between, tokens, x, self._heads)
                 with chain.between.used():
                     wrong = self._replays_wrong(chain)
                 if wrong:

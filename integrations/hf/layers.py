@@ -11,7 +11,7 @@ from torch import nn
 from transformers.integrations.accelerate import get_device
 
 from flashsparse_plugin.linear import SparseLinear
-from flashsparse_plugin.packed import PackedWeight
+from flashsparse_plugin.packed import FormatError, PackedWeight
 
 
 def sparse_layers(model: nn.Module) -> Iterator[tuple[str, SparseLinear]]:
@@ -46,3 +46,12 @@ def stored_weight(layer: SparseLinear) -> PackedWeight:
             tensors = {name: hook.weights_map[name] for name in packed.tensors}
             return replace(packed, tensors=tensors)
     return packed
+
+
+def require_bias(name: str, layer: SparseLinear) -> None:
+    """Refuses a bias that nothing has loaded: `state_dict=` tells only then what it has."""
+    if layer.bias is not None and not getattr(layer.bias, "_is_hf_initialized", False):
+        raise FormatError(
+            f"layer {name!r}: its bias [{layer.out_features}] is not in the state_dict. Remedy: "
+            "give it, zeros where it has none"
+        )

@@ -21,7 +21,6 @@ from torch import nn
 from transformers.quantizers.base import HfQuantizer
 
 from flashsparse_plugin.checkpoint.files.checksums import verify
-from flashsparse_plugin.checkpoint.files.explanations import about_experts
 from flashsparse_plugin.checkpoint.files.headers import TensorInfo, aligned
 from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
@@ -32,11 +31,8 @@ from flashsparse_plugin.checkpoint.read.stored import Checkpoint
 from flashsparse_plugin.checkpoint.write.report import told
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import lines
-from flashsparse_plugin.dataflow.expected import Target
-from flashsparse_plugin.dataflow.unpacked import complaints
 from flashsparse_plugin.decode_kernels import use_decode_kernels
 from flashsparse_plugin.embedding import SparseEmbedding
-from flashsparse_plugin.expert_layout import experts_of
 from flashsparse_plugin.experts.layer import sparse_experts, unpack_module
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.values.dtypes import packable_dtype
@@ -58,9 +54,10 @@ from .conversion import (
     untie,
 )
 from .dense import dispatch
-from .experts import PackedOnDisk, packed_stacks
+from .experts import PackedOnDisk
 from .headers import packed_headers, read_headers, refuse_odd_files
-from .layers import has_offload_hook, is_offloaded, sparse_layers, stored_weight
+from .layers import has_offload_hook, is_offloaded, require_bias, sparse_layers, stored_weight
+from .report import report, warn_of_experts
 from .saving import state_and_metadata
 
 if TYPE_CHECKING:
@@ -259,7 +256,7 @@ class FlashSparseQuantizer(HfQuantizer):
                 module = model.get_submodule(stack.module)
                 empty = torch.empty_like(module._parameters[stack.own], dtype=stored[0])
                 module._parameters[stack.own] = nn.Parameter(empty, requires_grad=False)
-        _warn_of_experts(model, [*config.ignore, *(each.module for each in known)])
+        warn_of_experts(model, [*config.ignore, *(each.module for each in known)])
 
     def _ignored(self, model: PreTrainedModel) -> list[str]:
         """What stays dense: the user's list, the output head, tied weights, float32 modules."""
@@ -325,7 +322,7 @@ class FlashSparseQuantizer(HfQuantizer):
             if name in self.infos:
                 self._check_and_prepare(name, layer)
             elif not has_offload_hook(layer):
-                _require_bias(name, layer)
+                require_bias(name, layer)
                 layer.prepare()
             layer.compute_dtype = self.dtype
         for name, tensor in _floats(model):
@@ -342,7 +339,7 @@ class FlashSparseQuantizer(HfQuantizer):
                     dispatch(model, name, linear)
             if self.quantization_config.decode_kernels == EARLY:
                 use_decode_kernels(model)
-            self._report(model)
+            report(model, self.quantization_config, self.conversion, self.dtype)
         return model
 
     def _pack_dense_head(self, model: PreTrainedModel, head: Head) -> None:
@@ -422,43 +419,6 @@ class FlashSparseQuantizer(HfQuantizer):
                 add_hook_to_module(linear, hook)
         return model
 
-    def _report(self, model: PreTrainedModel) -> None:
-        weights = [layer.packed for _, layer in sparse_layers(model)]
-        stacks = packed_stacks(model)
-        config = self.quantization_config
-        if self.conversion.rounded:
-            logger.warning(
-                "flashsparse: the values of %d layers were rounded to %s (%s, ...)",
-                len(self.conversion.rounded),
-                dtype_name(self.conversion.targets[self.conversion.rounded[0]].dtype),
-                self.conversion.rounded[0],
-            )
-        if not weights and not stacks:
-            logger.warning(
-                "flashsparse: no layer of this model is packed; ignored: %s", config.ignore
-            )
-            return
-        devices = {layer.packed.device for _, layer in sparse_layers(model)}
-        for device in sorted(devices, key=str):
-            if device.type == "meta":  # offloaded
-                continue
-            own = [(n, x.scheme) for n, x in sparse_layers(model) if x.packed.device == device]
-            for line in complaints(own, device, Target.of(device, self.dtype).gpu):
-                logger.warning("flashsparse: %s", line)
-        held = [*weights, *(stack.stack for stack in stacks)]
-        packed, dense = (sum(getattr(w, n) for w in held) for n in ("nbytes", "dense_nbytes"))
-        larger = packed > dense
-        logger.log(
-            logging.WARNING if larger else logging.INFO,
-            "flashsparse: %d layers packed as %s, %.1f MB dense, %.1f MB packed (%.0f%%)%s",
-            len(weights) + sum(x.stack.experts * len(x.projections) for x in stacks),
-            " and ".join(config.formats),
-            dense / 1e6,
-            packed / 1e6,
-            100 * packed / dense,
-            ". Packing made them larger: is this checkpoint pruned?" if larger else "",
-        )
-
     # Saving.
 
     def get_state_dict_and_metadata(
@@ -484,29 +444,7 @@ class FlashSparseQuantizer(HfQuantizer):
         return True
 
 
-def _require_bias(name: str, layer: SparseLinear) -> None:
-    """Refuses a bias that nothing has loaded: `state_dict=` tells only then what it has."""
-    if layer.bias is not None and not getattr(layer.bias, "_is_hf_initialized", False):
-        raise FormatError(
-            f"layer {name!r}: its bias [{layer.out_features}] is not in the state_dict. Remedy: "
-            "give it, zeros where it has none"
-        )
-
-
 def _floats(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if tensor.is_floating_point():
             yield name, tensor
-
-
-def _warn_of_experts(model: nn.Module, ignored: list[str]) -> None:
-    experts = {
-        name: weight
-        for name, weight in experts_of(model).items()
-        if not matches(name.rpartition(".")[0], ignored)
-    }
-    if experts:
-        logger.warning(
-            "flashsparse: %s",
-            about_experts(f"{len(experts)} tensors", min(experts), "packed"),
-        )
