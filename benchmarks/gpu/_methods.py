@@ -38,6 +38,11 @@ AROUND: dict[str, Mapping[str, str]] = {
     "": {"decode_kernels": "default"},
     ", early": {"decode_kernels": "early"},
     ", early, head": {"decode_kernels": "early", "head": "int8"},
+    ", early, head, sampling by vLLM": {
+        "decode_kernels": "early",
+        "head": "int8",
+        "decode_sampling": "default",
+    },
 }
 PATTERNS = (
     PatternOptions(n=2, m=4),
@@ -143,7 +148,7 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
             for around, settings in AROUND.items():
                 label = options.title + around
                 plain = f"2of4-{options.values}"
-                name = plain + around.replace(", ", "-")
+                name = plain + around.replace(", ", "-").replace(" ", "-")
                 like = plain if around and "head" not in settings else None
                 own = {"options": options.model_dump(), **settings}
                 methods.append(Method(name, label, VECTORS, own, exact=False, like=like))

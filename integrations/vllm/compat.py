@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 from typing import Any, Final
 
 import torch
@@ -13,14 +14,24 @@ TESTED: Final = ((0, 26), (0, 32))
 """The oldest and the newest release that the tests were run with."""
 
 
+def release() -> tuple[int, int]:
+    """Which vLLM this is; (0, 0) for one that was built from source without a version."""
+    return _release(version("vllm")) or (0, 0)
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
 def about_release(version: str) -> str | None:
     """What to tell users of a release of vLLM that was not tested; None for any in between.
 
     vLLM has a release every few weeks, most of which change nothing for a plugin. So none is
     refused, and pip may install any.
     """
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or TESTED[0] <= (int(found[1]), int(found[2])) <= TESTED[1]:
+    found = _release(version)
+    if found is None or TESTED[0] <= found <= TESTED[1]:
         return None
     oldest, newest = ("{}.{}".format(*release) for release in TESTED)
     return (

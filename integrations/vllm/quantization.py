@@ -38,6 +38,7 @@ from flashsparse_plugin.roles import HEAD, ROUTER, called_head, called_router
 from .codes import take
 from .compat import allow_matrix_registers, is_experts, is_router
 from .decode_kernels import use_decode_kernels
+from .decode_sampling import use_graph_sampling
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .early_begin import begin_early
 from .experts import SHARDS, SparseExpertsMethod, activation_of, has_bias
@@ -171,6 +172,7 @@ class FlashSparseQuantization(QuantizationConfig):
         if names:
             if not self.config.dequantize:
                 begin_early(vllm_config)
+                use_graph_sampling()
             if prefix in packed:
                 refuse_reordered(layer, prefix, self._scheme_of(names[0], prefix))
             return SparseLinearMethod(

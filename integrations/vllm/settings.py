@@ -28,8 +28,12 @@ DUMMY = "dummy"  # vLLM's load format of random weights
 # Load formats that hold what a process held, and not what a checkpoint holds.
 _OF_A_PROCESS = ("ipc_cache", "runai_streamer_sharded", "sharded_state", "tensorizer")
 DECODE_KERNELS = "decode_kernels"
+DECODE_SAMPLING = "decode_sampling"
+GRAPH = "graph"
+# What says nothing of weights, and its values.
+_CHOICES = {DECODE_KERNELS: (EARLY, DEFAULT), DECODE_SAMPLING: (GRAPH, DEFAULT)}
 _USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options", "head")
-_USER_KEYS += (DECODE_KERNELS, "experts")
+_USER_KEYS += (*_CHOICES, "experts")
 _RETIRED = {"prompts"}  # FlashSparseConfig says that it is ignored
 
 
@@ -65,11 +69,12 @@ def settings_of(additional_config: Any) -> dict[str, Any]:
         )
     if settings.get(METHOD) is not None:
         _check_method(settings[METHOD])
-    if settings.get(DECODE_KERNELS, DEFAULT) not in (EARLY, DEFAULT):
-        raise SettingsError(
-            f'additional_config["{KEY}"]["{DECODE_KERNELS}"] must be "{EARLY}" or "{DEFAULT}", not '
-            f"{settings[DECODE_KERNELS]!r}"
-        )
+    for name, (one, other) in _CHOICES.items():
+        if settings.get(name, DEFAULT) not in (one, other):
+            raise SettingsError(
+                f'additional_config["{KEY}"]["{name}"] must be "{one}" or "{other}", not '
+                f"{settings[name]!r}"
+            )
     if settings.get("head") is not None and settings.get(METHOD) == NONE:
         raise SettingsError(
             f'"head" packs the output head, and --sparse-method {NONE} unpacks all layers: leave '
@@ -113,7 +118,7 @@ def fold(
         additional_config = dict(additional_config or {})
         additional_config[KEY] = {**settings_of(additional_config), METHOD: method}
     settings = settings_of(additional_config)
-    if not settings.keys() - {DECODE_KERNELS} or settings.get(METHOD) == NONE:
+    if not settings.keys() - _CHOICES.keys() or settings.get(METHOD) == NONE:
         return quantization, additional_config
     if quantization not in (None, QUANT_METHOD):
         raise SettingsError(
@@ -135,7 +140,8 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
         SettingsError: Where the two contradict each other.
     """
     settings = dict(settings)
-    settings.pop(DECODE_KERNELS, None)  # nothing of weights
+    for name in _CHOICES:
+        settings.pop(name, None)
     method = settings.pop(METHOD, None)
     if settings.get("head") is not None and stored is None and method is None:
         method = AUTO  # a packed head packs nothing else
