@@ -20,6 +20,7 @@ COMPARED = {
     "2of4-int4": "2:4 int4",
     "2of4-int4-early": "2:4 int4, early",
     "2of4-int4-early-head": "2:4 int4, early, head int8",
+    "2of4-int4-early-head-sampling-by-vLLM": "the same, vLLM's sampling",
     "2of4-e4m7": "2:4 exact",
     "2of4-int8-experts": "2:4 int8",
     "2of4-int4-experts": "2:4 int4",

@@ -23,16 +23,16 @@ or if the greedy tokens of the two differ by more than rounding.
 that weights take of a GPU, and the share of the time that GPUs exchange sums (of decoding, by the
 profiler, after all else is measured). --dummy makes the weights up in memory, without a checkpoint,
 and compares no tokens. --compare codes runs zeros anywhere in 16 bits, int8, and int8 on both
-sides, beside vLLM's fp8; fewer runs dense weights on --gpus beside vLLM's fp8 and 2:4 with
-fp8 values, on one GPU each; patterns runs weights that follow 2:4 and 8:32 with vectors of 32 rows
-(75% zeros), in 16 bits and in 8 and 4, beside dense ones in 16 bits and in vLLM's fp8; tokens are
+sides, beside vLLM's fp8; fewer runs dense weights on --gpus beside vLLM's fp8 and 2:4 with fp8
+values, on one GPU each; patterns runs weights that follow 2:4 and 8:32 with vectors of 32 rows (75%
+zeros), in 16 bits and in 8 and 4, beside dense ones in 16 bits and in vLLM's fp8; tokens are
 compared for 16 bits. step runs 2:4 with fp8 and int4 values as vLLM's step has them, with our
 kernels between products ("early": tokens are compared with those without), and with the output head
-in 8 bits, too, which vLLM samples from with and without our graph; beside lossless, dense and fp8, with --dummy also fp8 whose scales of inputs are in
-the checkpoint. experts runs a mixture
-(--model qwen3-30b-a3b --dummy) with its experts packed, beside dense and fp8. In these two the
-rivals have vLLM's own attention, as without us.
-attention runs dense weights with vLLM's attention and with ours (--prompt makes contexts longer).
+in 8 bits, too, which vLLM samples with and without our graph; beside lossless, dense and fp8, with
+--dummy also fp8 whose scales of inputs are in the checkpoint. experts runs a mixture (--model
+qwen3-30b-a3b --dummy) with its experts packed, beside dense and fp8. In these two the rivals have
+vLLM's own attention, as without us. attention runs dense weights with vLLM's attention and with
+ours (--prompt makes contexts longer).
 
 Results are saved after each step; --limit ends the program after so many seconds, --only picks some
 of what is compared. --together starts all servers at once, which takes as long as one, and measures

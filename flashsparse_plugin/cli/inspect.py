@@ -206,15 +206,16 @@ def _show_model(found: Inspection, formats: Sequence[str]) -> None:
         linears = _sum(found.layers, name)
         if linears is not None:
             after = f"{size(rest + linears)}, {(rest + linears) / found.bytes_stored:.0%}"
-            how = f"{name}{_options(found, name)}"
-            out.print(f"Converted to {how}, the whole model takes {after} of what it takes now")
+            how = _option(found, name)
+            out.print(f"Converted with {how}, the whole model takes {after} of what it takes now")
 
 
-def _options(found: Inspection, name: str) -> str:
-    """The options of a format that needs some, as `convert` takes them."""
-    values = next((x.options_in[name] for x in found.layers if x.options_in.get(name)), {})
-    given = " ".join(f"--option {key}={value}" for key, value in values.items())
-    return f" ({given})" if given else ""
+def _option(found: Inspection, name: str) -> str:
+    """A format as `convert` takes it, with the options of one that needs some."""
+    from flashsparse_plugin.formats.registry import as_option
+
+    options = next((x.options_in[name] for x in found.layers if x.options_in.get(name)), {})
+    return as_option(name, options)
 
 
 def _show_attention(directory: Path) -> None:

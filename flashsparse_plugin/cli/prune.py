@@ -335,6 +335,8 @@ def prune(
         out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)
         packed = "hybrid" if dense else pattern and f"{pattern}{_rows(vector_length)}"
         how = f" --format {packed}" if packed else f" --recipe {recipe}" if recipe else ""
+        if report.retained is not None and report.retained.share > 1 - 1e-9:
+            out.print("Nothing was lost: the model had as many zeros before")
         show_next(model, destination, calibration, how, report)
         show_pushed(pushed)
 

@@ -213,6 +213,8 @@ def _format_option(destination: Path) -> str:
 
     history = ModelCard.load(destination / "README.md").data.to_dict().get("pruning", {})
     found = re.fullmatch(r"(\d+:\d+)(?: in vectors of (\d+))?.*", history.get("pattern", ""))
+    if not history:
+        return " --format auto"  # a script of their own pruned it, to a pattern or not
     if found is None:
         return ""  # the default is for zeros anywhere
     return f" --format {found[1]}{f'-L{found[2]}' if found[2] else ''}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..names import DEFAULT_FORMAT
@@ -103,6 +104,28 @@ def read_format(
                 )
         return format.name, {**named, **options}
     return name, options
+
+
+def as_option(name: str, options: Mapping[str, Any]) -> str:
+    """How commands are told a format with options, in short where a short name means the same.
+
+    Args:
+        name: The format's name.
+        options: All that are set.
+
+    Returns:
+        "--format 2:4-int8", or "--format nm_vector --option n=2 --option m=4 ...".
+    """
+    if {"n", "m"} <= options.keys():
+        rows, values = options.get("vector_length", 1), options.get("values")
+        short = f"{options['n']}:{options['m']}"
+        short += f"-L{rows}" if rows != 1 else ""
+        short += f"-{values}" if values not in (None, "native") else ""
+        meant, named = read_format(short)
+        made = get_format(name).scheme
+        if meant == name and made(torch.bfloat16, named) == made(torch.bfloat16, options):
+            return f"--format {short}"
+    return " ".join([f"--format {name}", *(f"--option {k}={v}" for k, v in options.items())])
 
 
 def find_form(name: str) -> Format:

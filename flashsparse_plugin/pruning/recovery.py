@@ -260,7 +260,7 @@ def _refuse_swapped(pruned: PreTrainedModel, dense: PreTrainedModel) -> None:
     found = [f"{sum(each) / len(each):.1%}" for each in (ours, theirs)]
     remedy = "the first is to be the model that `flashsparse prune` wrote, the second the dense one"
     if max(theirs) >= _ALMOST_NONE and sum(ours) < sum(theirs):
-        remedy = f"swap them: flashsparse recover {names[1]} {names[0]} OUT"
+        remedy = f"swap them: flashsparse recover {names[1]} {names[0]} OUT --calibration TEXT"
     raise ValueError(
         f"{names[0]} is given as the pruned model and {found[0]} of its weights are zero, and of "
         f"{names[1]}, the dense one, {found[1]} are. Remedy: {remedy}"

@@ -143,6 +143,16 @@ class Conversion:
     def _pack(
         self, model: PreTrainedModel, name: str, weight: Tensor, scheme: Scheme
     ) -> dict[str, Tensor]:
+        try:
+            return self._pack_as(model, name, weight, scheme)
+        except FormatError as error:
+            if repr(name) in str(error):
+                raise
+            raise FormatError(f"layer {name!r} {list(weight.shape)}: {error}") from None
+
+    def _pack_as(
+        self, model: PreTrainedModel, name: str, weight: Tensor, scheme: Scheme
+    ) -> dict[str, Tensor]:
         linear = model.get_submodule(name)
         if count_changed(weight, scheme.dtype):
             self.rounded.append(name)

@@ -95,8 +95,7 @@ class GraphSampler:
         self._runner, self._sampler = runner, runner.sampler
         self._hidden: Tensor = runner.cudagraph_manager.hidden_states  # that graphs write
         states, most = self._sampler.sampling_states, runner.max_num_reqs
-        # What a graph reads has to stay where it is: vLLM's own tensors of these are new, or others
-        # by turns, in every step.
+        # What a graph reads has to stay where it is; of these vLLM has other tensors in each step.
         device = self._hidden.device
         self._slots = torch.zeros(most, dtype=torch.int32, device=device)
         self._temperature = torch.zeros_like(states.temperature.gpu, device=device)

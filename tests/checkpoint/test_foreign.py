@@ -290,7 +290,7 @@ def test_convert_advises_the_format_of_a_pattern_that_all_layers_follow(two_of_f
     report = convert_checkpoint(two_of_four, tmp_path / "csl", pack_all=True)
     (told,) = [warning for warning in report.warnings if "follow" in warning]
     assert "All 14 layers that can be packed follow nm_vector(2:4)" in told
-    assert "--format nm_vector --option n=2 --option m=4" in told
+    assert "with --format 2:4 (format=)" in told
     better = convert_checkpoint(
         two_of_four, tmp_path / "nm", format="nm_vector", options={"n": 2, "m": 4}
     )
@@ -315,4 +315,4 @@ def test_inspect_shows_the_format_of_a_pattern_that_all_layers_follow(two_of_fou
     assert q.bytes_in["nm_vector"] == q.bytes_dense * 9 / 16
     app(["inspect", str(two_of_four)], standalone_mode=False)
     told = " ".join(capsys.readouterr().out.split())
-    assert "Converted to nm_vector (--option n=2 --option m=4" in told
+    assert "Converted with --format 2:4, the whole model" in told

@@ -58,6 +58,14 @@ def test_the_table_counts_by_kind(model_dir, tmp_path):
     assert "flashsparse convert RECOVERED PACKED\n" in result.stdout
 
 
+def test_a_model_that_has_these_zeros_already_is_told(model_dir, tmp_path):
+    how = ["--method", "magnitude", "--sparsity"]
+    first = prune(model_dir, tmp_path / "once", *how, "0.75")
+    again = prune(tmp_path / "once", tmp_path / "twice", *how, "0.5")
+    told = "Nothing was lost: the model had as many zeros before"
+    assert told in again.stdout and told not in first.stdout
+
+
 def test_the_report_fits_80_columns(model_dir, text_file, tmp_path, monkeypatch):
     """Also with all its columns."""
     monkeypatch.setenv("COLUMNS", "80")

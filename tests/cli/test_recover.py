@@ -73,6 +73,15 @@ def test_values_change_and_zeros_stay(pruned_dir, model_dir, text_file, tmp_path
 NM = ["--option", "n=2", "--option", "m=4"]
 
 
+def test_what_a_script_pruned_is_packed_by_what_its_zeros_allow(
+    pruned_dir, model_dir, text_file, tmp_path
+):
+    pruned = shutil.copytree(pruned_dir, tmp_path / "pruned")
+    (pruned / "README.md").unlink()
+    result = recover(pruned, model_dir, tmp_path / "out", text_file)
+    assert f"flashsparse convert {tmp_path / 'out'} PACKED --format auto\n" in result.stdout
+
+
 def stop_after(monkeypatch, layers):
     """The power goes after some decoder layers are done."""
     save = recovered._Parts.save
@@ -238,7 +247,9 @@ def test_no_room_for_the_first_word(pruned_dir, model_dir, text_file, tmp_path, 
 def test_swapped_models_are_refused(pruned_dir, model_dir, text_file, tmp_path):
     """The dense model bent towards the pruned one would be neither."""
     result = recover(model_dir, pruned_dir, tmp_path / "out", text_file)
-    swapped = f"Remedy: swap them: flashsparse recover {pruned_dir} {model_dir} OUT"
+    swapped = (
+        f"Remedy: swap them: flashsparse recover {pruned_dir} {model_dir} OUT --calibration TEXT"
+    )
     assert result.exit_code == 1 and swapped in result.stderr
     result = recover(pruned_dir, pruned_dir, tmp_path / "out", text_file)
     assert result.exit_code == 1 and "the second the dense one" in result.stderr

@@ -48,6 +48,20 @@ def test_a_model_that_is_asked_for_cusparselt_loads_without_it(folders, tmp_path
     assert "prompts" not in quantization(tmp_path)
 
 
+def test_a_broken_pattern_names_the_layer(folders, tmp_path):
+    dense = save_llama(tmp_path, intermediate_size=192)
+    name = "model.layers.1.mlp.up_proj"
+
+    def but_one(tensors):
+        tensors.update(load_all(folders[0]))
+        tensors[f"{name}.weight"] = torch.ones_like(tensors[f"{name}.weight"])
+
+    edit_weights(dense, but_one)
+    config = fs.FlashSparseConfig(format="2:4")
+    with pytest.raises(fs.FormatError, match=rf"layer '{name}' \[192, 128\]: .*pattern 2:4"):
+        AutoModelForCausalLM.from_pretrained(dense, quantization_config=config)
+
+
 def test_a_dense_model_is_pruned_by_the_pattern_that_it_is_packed_to(tmp_path):
     dense = save_llama(tmp_path, sparsity=0)
     options = {"n": 8, "m": 32, "vector_length": 4}

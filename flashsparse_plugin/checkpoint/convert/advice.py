@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from ...formats import get_format
+from ...formats.registry import as_option
 from ...formats.values.dtypes import packable_dtype
 from ..files.explanations import about_experts
 from ..read.linears import StoredModel
@@ -127,10 +128,9 @@ def _better_formats(report: ConversionReport) -> Iterator[str]:
         sizes = [format.nbytes(scheme, layer.shape) for layer in layers]
         nbytes = sum(size or 0 for size in sizes)
         if None not in sizes and nbytes < sum(x.known_bytes_packed for x in layers):
-            how = " ".join(f"--option {key}={value}" for key, value in options.items())
             yield (
                 f"All {len(layers)} layers that can be packed follow {scheme.title}: they take "
-                f"{human(nbytes)} with --format {name} {how} (format=, options=), and "
+                f"{human(nbytes)} with {as_option(name, options)} (format=), and "
                 f"{human(sum(x.known_bytes_packed for x in layers))} packed to {report.format}."
             )
 
