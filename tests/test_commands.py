@@ -120,11 +120,8 @@ NOT_RUN = {
     "vllm serve ./Llama-2of4 --sparse-method 2:4-fp8": SERVER,
     "vllm serve ./Llama-2of4 --sparse-method 2:4": SERVER,
     "vllm serve ./Llama-2of4 --sparse-method 2:4-int8": SERVER,
-    "vllm serve MODEL --compilation-config "
-    '\'{"inductor_compile_config": {"triton.enable_pdl": true}}\'': SERVER,
     "flashsparse convert path/to/pruned path/to/packed-for-h200 --format auto --for H200 "
     "--batch 16": "no layer of a tiny model gains on a GPU: tests/checkpoint/test_choosing.py",
-    "flashsparse convert MODEL OUT": FOREIGN,
     "flashsparse convert MODEL OUT --format 2:4": FOREIGN,
     "flashsparse prune MODEL OUT --mask mask_compressed.npz": "wants masks: "
     "tests/pruning/test_maskllm.py",
