@@ -220,6 +220,10 @@ def test_code_runs_as_written(document, place, monkeypatch, tmp_path):
     names |= {"windows": torch.randint(3, VOCAB, (4, 128))}
     if document == "pruning.md":
         names["model"] = AutoModelForCausalLM.from_pretrained(place / "path/to/dense")
+    if document == "README.md":
+        how = ["--method", "magnitude", "--pattern", "2:4"]
+        result = CliRunner().invoke(app, ["prune", "path/to/dense", "path/to/pruned", *how])
+        assert result.exit_code == 0, result.stderr
     for block in code_of(document):
         exec(compile(block, document, "exec"), names)
     if document == "README.md":

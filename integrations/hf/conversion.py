@@ -276,7 +276,10 @@ class PruneAndPack(ConversionOps):
             experts = self.conversion.experts
             if name not in self.conversion.targets and key not in experts.targets:
                 loaded[key] = weight
-            elif self.conversion.error is None:
+            else:
+                missing_keys.discard(key)  # or transformers would report it beside an error of ours
+                if self.conversion.error is not None:
+                    continue
                 try:
                     if key in experts.targets:
                         dtype = self.conversion.dense_dtype
@@ -285,6 +288,4 @@ class PruneAndPack(ConversionOps):
                         loaded |= self.conversion.pack(model, name, weight)
                 except Exception as error:
                     self.conversion.error = error
-                else:
-                    missing_keys.discard(key)
         return loaded
