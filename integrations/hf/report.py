@@ -14,8 +14,11 @@ from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.expected import Target
 from flashsparse_plugin.dataflow.unpacked import complaints
 from flashsparse_plugin.expert_layout import experts_of
+from flashsparse_plugin.formats import format_names, get_format
+from flashsparse_plugin.formats.registry import as_option
+from flashsparse_plugin.formats.values.dtypes import packable_dtype
 from flashsparse_plugin.matching import matches
-from flashsparse_plugin.packed import dtype_name
+from flashsparse_plugin.packed import PackedWeight, dtype_name
 
 from .conversion import Conversion
 from .experts import packed_stacks
@@ -70,6 +73,29 @@ def report(
         100 * packed / dense,
         ". Packing made them larger: is this checkpoint pruned?" if larger else "",
     )
+    if conversion.targets and "format" not in config.model_fields_set:
+        for name, layer in list(sparse_layers(model))[:1]:
+            if layer.packed.device.type != "meta" and (better := pattern_of(layer.packed)):
+                logger.warning(
+                    "flashsparse: the zeros of layer %r follow a pattern, for which kernels are "
+                    'faster: FlashSparseConfig(format=%r), or format="auto", which looks at each '
+                    "layer",
+                    name,
+                    better,
+                )
+
+
+def pattern_of(packed: PackedWeight) -> str | None:
+    """The short name of a pattern that a weight's zeros follow, if that takes no more bytes."""
+    weight, found = packed.unpack().cpu(), {}
+    for name in format_names():
+        format = get_format(name)
+        if options := format.options_for(weight):
+            scheme = format.scheme(packable_dtype(format, weight.dtype), dict(options))
+            nbytes = format.nbytes(scheme, packed.shape)
+            if nbytes is not None and nbytes <= 1.02 * packed.nbytes:
+                found[as_option(name, options).removeprefix("--format ")] = nbytes
+    return min(found, key=found.__getitem__, default=None)
 
 
 def warn_of_experts(model: nn.Module, ignored: list[str]) -> None:

@@ -62,6 +62,27 @@ def test_a_broken_pattern_names_the_layer(folders, tmp_path):
         AutoModelForCausalLM.from_pretrained(dense, quantization_config=config)
 
 
+@pytest.mark.parametrize(("settings", "told"), [({}, True), ({"format": "tiled_bitmap"}, False)])
+def test_a_pattern_that_nobody_named_is_told(tmp_path, caplog, settings, told):
+    dense = save_llama(tmp_path, sparsity=0)
+
+    def prune(tensors):
+        for name, tensor in tensors.items():
+            if "_proj" in name:
+                tensors[name] = PatternOptions(**PATTERN).keep_largest(tensor).contiguous()
+
+    edit_weights(dense, prune)
+    config = fs.FlashSparseConfig(**settings)
+    AutoModelForCausalLM.from_pretrained(dense, quantization_config=config)
+    assert ("faster: FlashSparseConfig(format='2:4'), or" in caplog.text) == told
+
+
+def test_zeros_anywhere_are_no_pattern(tmp_path, caplog):
+    config = fs.FlashSparseConfig()
+    AutoModelForCausalLM.from_pretrained(save_llama(tmp_path), quantization_config=config)
+    assert "follow a pattern" not in caplog.text
+
+
 def test_a_dense_model_is_pruned_by_the_pattern_that_it_is_packed_to(tmp_path):
     dense = save_llama(tmp_path, sparsity=0)
     options = {"n": 8, "m": 32, "vector_length": 4}
