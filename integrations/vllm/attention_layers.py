@@ -214,7 +214,8 @@ class DecodeBuilder:
         self._steps = 0
         layers = get_layers_from_vllm_config(vllm_config, Attention)
         impls = [layers[name].impl for name in layer_names if name in layers]
-        self._is_ours = all(getattr(impl, "decoder", None) is not None for impl in impls)
+        decoders = [getattr(impl, "decoder", None) for impl in impls]
+        self._is_ours = bool(decoders) and None not in decoders
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False

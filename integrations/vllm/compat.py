@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from importlib.metadata import version
 from typing import Any, Final
@@ -14,6 +15,7 @@ TESTED: Final = ((0, 26), (0, 32))
 """The oldest and the newest release that the tests were run with."""
 
 
+@functools.cache  # asked for each layer
 def release() -> tuple[int, int]:
     """Which vLLM this is; (0, 0) for one that was built from source without a version."""
     return _release(version("vllm")) or (0, 0)

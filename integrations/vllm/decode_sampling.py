@@ -3,11 +3,11 @@
 `additional_config={"flashsparse": {"decode_sampling": "graph"}}`.
 
 The model's part of a decode step is a CUDA graph of vLLM. Around it the engine launches some 30
-small kernels from Python and copies the sampler's state, changed or not: on an H200 2.3 ms of a
-step, for which the GPU waits where weights take less (docs/lab/serving.md). Here head, temperature
-and draw are captured once for each batch size of the model's graphs, and the state is copied when a
-request arrives. The kernels are vLLM's own with the inputs that they have there, so tokens are the
-same, but that the head multiplies the rows that pad a graph, too.
+small kernels from Python and copies the sampler's state, changed or not. With that a step took the
+host 2.3 ms beside an H200, and the GPU waited where weights take less (docs/lab/serving.md). Here
+head, temperature and draw are captured once for each batch size of the model's graphs, and the
+state is copied when a request arrives. The kernels are vLLM's own with the inputs that they have
+there, so tokens are the same, but that the head multiplies the rows that pad a graph, too.
 
 Packed models have it on CUDA unless the setting says "default", with the releases of vLLM whose
 runner was read for it. Every batch with something else, such as penalties, top-p or log

@@ -20,10 +20,8 @@ class Replayed:
 
     def __init__(self, draw, tokens):
         self._draw, self._tokens = draw, tokens
-        self.replays = 0
 
     def replay(self):
-        self.replays += 1
         self._tokens.copy_(self._draw())
 
 
