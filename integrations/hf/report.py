@@ -11,10 +11,11 @@ from torch import nn
 
 from flashsparse_plugin.checkpoint.files.explanations import about_experts
 from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.dataflow.choice import Pattern
 from flashsparse_plugin.dataflow.expected import Target
 from flashsparse_plugin.dataflow.unpacked import complaints
 from flashsparse_plugin.expert_layout import experts_of
-from flashsparse_plugin.formats import format_names, get_format
+from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.registry import as_option
 from flashsparse_plugin.formats.values.dtypes import packable_dtype
 from flashsparse_plugin.matching import matches
@@ -88,9 +89,9 @@ def report(
 def pattern_of(packed: PackedWeight) -> str | None:
     """The short name of a pattern that a weight's zeros follow, if that takes no more bytes."""
     weight, found = packed.unpack().cpu(), {}
-    for name in format_names():
-        format = get_format(name)
-        if options := format.options_for(weight):
+    for name, options in Pattern.of(weight).options.items():
+        if options:
+            format = get_format(name)
             scheme = format.scheme(packable_dtype(format, weight.dtype), dict(options))
             nbytes = format.nbytes(scheme, packed.shape)
             if nbytes is not None and nbytes <= 1.02 * packed.nbytes:
