@@ -7,10 +7,12 @@ Each rank saves its gradients of each format in FOLDER; rank 0 saves those of on
 the batches of both, too.
 """
 
+import faulthandler
 import json
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import tiny
 import torch
@@ -55,7 +57,8 @@ def gradients(model: nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
-def main(rank: int, path: str, folder: Path, cases: list[str]) -> None:
+def main(rank: int, path: str, folder: Path, cases: list[str]) -> NoReturn:
+    faulthandler.dump_traceback_later(200, exit=True)  # before the test's time is over
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS
@@ -67,7 +70,9 @@ def main(rank: int, path: str, folder: Path, cases: list[str]) -> None:
         if not rank:
             found["joined"] = gradients(adapted(path, format, json.loads(options), seed=0), ids)
         torch.save(found, folder / f"{number}-{rank}.pt")
-    dist.destroy_process_group()
+    dist.barrier()
+    # No destructors: DDP's joins gloo's threads while it holds the GIL, and one may wait for that
+    os._exit(0)
 
 
 if __name__ == "__main__":
@@ -76,6 +81,5 @@ if __name__ == "__main__":
     for rank in range(RANKS):
         if not (child := os.fork()):
             main(rank, *arguments)
-            sys.exit()
         children.append(child)
     sys.exit(any(os.waitpid(child, 0)[1] for child in children))
