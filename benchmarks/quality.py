@@ -14,7 +14,8 @@ text. What people could take instead is beside it: fp8, int8 and int4 of the den
 two by torch and torchao (the extra `eval`). Results are saved after each line, and a run goes on
 with those that are missing, unless it is told to start --anew. Nothing is retrained but by the
 rules that end in "LoRA", which recover what was pruned as `flashsparse recover --method lora` does.
-The rules "fit" have so many bits a weight, by the recipe that `flashsparse fit` makes. Speed is not
+The rules "fit" have so many bits a weight, by the recipe that `flashsparse fit` makes. Those and
+the ones that end in "rounded" are rounded to 4 bits as `flashsparse round` does. Speed is not
 measured here.
 """
 
@@ -37,6 +38,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flashsparse_plugin.evaluation import Effort, Method, chart, measure, parse_method, sizes
 from flashsparse_plugin.evaluation.methods import Packed
 from flashsparse_plugin.fitting import CHOICES, Measured, Recipe, choose_by_bits, measure_losses
+from flashsparse_plugin.formats.values.quantization import Quantization
 from flashsparse_plugin.modules import shape_of
 from flashsparse_plugin.names import DENSE
 from flashsparse_plugin.pruning import (
@@ -45,6 +47,8 @@ from flashsparse_plugin.pruning import (
     prunable_linears,
     prune,
     recover_,
+    round_,
+    rounding_of,
 )
 from flashsparse_plugin.pruning.calibration import calibration_batches
 
@@ -67,6 +71,7 @@ class Rule:
         methods: As `flashsparse eval --with` takes them; "" is the model as it is.
         recovery: How what is kept is trained; None for not at all.
         bits: A weight, of a recipe that says how layers are pruned and packed.
+        rounds: Whether weights are rounded by inputs, for the one method that there is.
     """
 
     title: str
@@ -74,10 +79,16 @@ class Rule:
     methods: tuple[str, ...] = ()
     recovery: LoRA | None = None
     bits: float | None = None
+    rounds: bool = False
 
     def recovered(self) -> Rule:
         """The same, and trained."""
         return replace(self, title=f"{self.title}, LoRA", recovery=LoRA())
+
+    def rounded(self) -> Rule:
+        """The same, of int4 alone, and rounded."""
+        methods = tuple(method for method in self.methods if "values=int4" in method)
+        return replace(self, title=f"{self.title}, rounded", methods=methods, rounds=True)
 
 
 def pattern(n: int, m: int, length: int = 1, values: tuple[str, ...] = ()) -> Rule:
@@ -101,7 +112,7 @@ def anywhere(sparsity: float) -> Rule:
 
 def fit(bits: float) -> Rule:
     """Zeros and values by layer."""
-    return Rule(f"fit, {bits:g} bits", bits=bits)
+    return Rule(f"fit, {bits:g} bits", bits=bits, rounds=True)
 
 
 @dataclass(frozen=True)
@@ -132,10 +143,12 @@ RIVALS = (
     "gguf:type=q8_0",
     "gguf:type=q4_0",
 )
+_DENSE = Rule(
+    "dense", {}, ("", *RIVALS, "nm_vector:n=1:m=1:vector_length=128:values=int4:group={group}")
+)
 RULES = (
-    Rule(
-        "dense", {}, ("", *RIVALS, "nm_vector:n=1:m=1:vector_length=128:values=int4:group={group}")
-    ),
+    _DENSE,
+    replace(_DENSE, methods=_DENSE.methods[-1:]).rounded(),
     pattern(2, 4, values=CODES + BOTH_SIDES),
     hybrid(0.125),
     hybrid(0.25),
@@ -151,7 +164,9 @@ RULES = (
     anywhere(0.75),
     pattern(2, 4, values=CODES).recovered(),
     hybrid(0.125).recovered(),
+    pattern(2, 4, values=CODES).recovered().rounded(),
     hybrid(0.25).recovered(),
+    hybrid(0.25).recovered().rounded(),
     hybrid(0.5).recovered(),
     Rule("50% zeros", {"sparsity": 0.5}, ("tiled_bitmap",)).recovered(),
     fit(4),
@@ -201,11 +216,16 @@ def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator
             recipe = Recipe.of(arguments.model.name, arguments.method, chosen, shapes)
             wanted = [(ByRecipe(recipe), text) for _, text in wanted]
             how = {"rules": recipe.rules} if recipe.rules else {}
-        if how:
+        if how or rule.rounds:
             model, dense = (load(torch.bfloat16).float() for _ in range(2))
-            prune(model, arguments.method, progress=False, **given, **how)
-            if rule.recovery is not None:
-                recover_(model, dense, windows, rule.recovery, stored=torch.bfloat16)
+            if how:
+                prune(model, arguments.method, progress=False, **given, **how)
+                if rule.recovery is not None:
+                    recover_(model, dense, windows, rule.recovery, stored=torch.bfloat16)
+            if rule.rounds:
+                linears = prunable_linears(model)
+                roundings = roundings_of(wanted[0][0], linears)
+                round_(model, linears, roundings, windows, 8, False, torch.bfloat16)
             kept = model.bfloat16().state_dict()
         for method, text_of_method in wanted:
             model = load(method.dtype if method and method.dtype else torch.bfloat16)
@@ -239,6 +259,17 @@ def methods_of(rule: Rule, group: int) -> list[tuple[Method | None, str]]:
         return [(ByRecipe(), "recipe")]
     texts = [each.format(group=group) for each in rule.methods]
     return [(parse_method(each) if each else None, each) for each in texts]
+
+
+def roundings_of(method: Method | None, names: Iterable[str]) -> dict[str, Quantization]:
+    """The codes of 4 bits that a method stores layers as."""
+    if isinstance(method, ByRecipe):
+        assert method.recipe is not None
+        return method.recipe.roundings
+    assert isinstance(method, Packed)
+    found = rounding_of(method.format, method.options)
+    assert found is not None
+    return dict.fromkeys(names, found)
 
 
 def title_of(method: Method | None) -> str:

@@ -28,6 +28,7 @@ from .generate import generate
 from .inspect import inspect
 from .prune import prune
 from .recover import recover
+from .round import round
 from .sparsify import sparsify
 from .tune import tune
 from .unpack import unpack
@@ -98,7 +99,7 @@ def _flashsparse(
 
 
 _COMMANDS = (
-    *(sparsify, fit, prune, recover, convert, unpack, inspect, generate),
+    *(sparsify, fit, prune, recover, round, convert, unpack, inspect, generate),
     *(eval, advise, bench, tune, calibrate, doctor),
 )
 for command in _COMMANDS:

@@ -58,7 +58,7 @@ def fit(
     Every layer is pruned and rounded in every way that there is (no zeros, 2:4, 2:4 with dense
     blocks, 8:32; fp8, int8, int4), the error of its outputs on the text is measured, and by
     gradients how far that moves the model's predictions. The recipe is what loses least in all.
-    Nothing is changed; prune and convert execute it.
+    Nothing is changed; prune, round and convert execute it.
 
     \b
     [bold]Examples[/bold]
@@ -67,7 +67,9 @@ def fit(
           --for H200 --batch 16
       flashsparse prune MODEL PRUNED --recipe recipe.json --calibration text.txt
       flashsparse recover PRUNED MODEL RECOVERED --calibration text.txt
-      flashsparse convert RECOVERED PACKED --recipe recipe.json
+      flashsparse round RECOVERED ROUNDED --recipe recipe.json \\
+          --calibration text.txt
+      flashsparse convert ROUNDED PACKED --recipe recipe.json
     """
     source = model_directory(model)
     if not 0 < bits <= 16:
@@ -144,13 +146,16 @@ def fit(
     if speed is not None:
         told = f"On an {device} with {batch} tokens: {speed:.2f}x dense in 16 bits, estimated for "
         out.print(Text(f"{told}what runs there today."), soft_wrap=True)
-    text_of, last = f"--calibration {calibration}", "RECOVERED" if made.rules else model
-    steps = {"Then pack it:" if made.rules else "Pack it:": f"convert {last} PACKED"}
+    text_of, last = f"--calibration {calibration}", model
+    steps = {}
     if made.rules:
-        steps = {
-            "Prune:": f"prune {model} PRUNED {text_of}",
-            "Recover quality:": f"recover PRUNED {model} RECOVERED {text_of} --method lora",
-        } | steps
+        steps["Prune:"] = f"prune {model} PRUNED {text_of}"
+        steps["Recover quality:"] = f"recover PRUNED {model} RECOVERED {text_of} --method lora"
+        last = "RECOVERED"
+    if any(own.choice.rounding for own in chosen.values()):
+        steps["Round to 4 bits:"] = f"round {last} ROUNDED {text_of}"
+        last = "ROUNDED"
+    steps["Pack it:"] = f"convert {last} PACKED"
     for title, command in steps.items():
         command += "" if title.startswith("Recover") else f" --recipe {recipe}"
         out.print(Text(f"{title:<18}flashsparse {command}"), soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -33,7 +34,7 @@ from .options import Destination, Length, Overwrite, Push, ReportAsJson, Samples
 
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint.prune.recovered import RecoveryReport
-    from flashsparse_plugin.pruning import LeastSquares, LoRA
+    from flashsparse_plugin.pruning import Fit, LeastSquares, LoRA
 
 
 class Method(StrEnum):
@@ -193,7 +194,7 @@ def _show(report: RecoveryReport, destination: Path, seconds: float) -> None:
         meaning = "In nats a token, of the next-token distribution on some calibration windows."
         unit = "steps"
     else:
-        made = _errors(report)
+        made = errors_by_kind(report.fits, "error before", "after")
         meaning = "Error: |y - y_dense|^2 / |y_dense|^2 of a layer's outputs; lower is better."
         unit = "decoder layers"
     out.print(made)
@@ -220,12 +221,12 @@ def _format_option(destination: Path) -> str:
     return f" --format {found[1]}{f'-L{found[2]}' if found[2] else ''}"
 
 
-def _errors(report: RecoveryReport) -> Table:
+def errors_by_kind(fits: Iterable[Fit], *headings: str) -> Table:
     """Of each kind of layer the mean error, before and after."""
     kinds: dict[str, list[tuple[float, float]]] = {}
-    for fit in report.fits:
+    for fit in fits:
         kinds.setdefault(fit.name.rpartition(".")[2], []).append((fit.before, fit.after))
-    made = table("Kind", "layers", "error before", "after", "")
+    made = table("Kind", "layers", *headings, "")
 
     def cells(errors: list[tuple[float, float]]) -> list[str]:
         before, after = (sum(each) / len(errors) for each in zip(*errors, strict=True))

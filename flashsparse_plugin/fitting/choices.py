@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from ..formats import get_format, read_format
+from ..formats.values.quantization import Quantization
 from ..names import DENSE
 from ..packed import Scheme
+from ..pruning.rounding import rounding_of
 from ..pruning.rule import PruningRule
 
 
@@ -37,6 +39,11 @@ class Choice:
             return None
         name, options = read_format(self.format, self.options)
         return get_format(name).scheme(dtype, options)
+
+    @property
+    def rounding(self) -> Quantization | None:
+        """The codes that `flashsparse round` rounds it to; None where it leaves it as it is."""
+        return None if self.format == DENSE else rounding_of(self.format, self.options)
 
 
 _TWO_OF_FOUR = (2, 4)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ..formats.values.quantization import Quantization
 from ..modules import weight_of
 from ..packed import FormatError
 from ..pruning.fisher import fisher_information
@@ -18,6 +19,7 @@ from ..pruning.gathering import gathering
 from ..pruning.layers import check_weight
 from ..pruning.methods import get_method
 from ..pruning.relay import Relay, decoder_layers, evaluating, inside
+from ..pruning.rounding import energies, round_weight
 from ..pruning.rule import PruningRule
 from ..pruning.statistics import GRAM, INPUT_NORMS, Statistics
 from .choices import Choice
@@ -56,6 +58,8 @@ def measure_losses(
     stored: torch.dtype | None = None,
 ) -> dict[str, list[Measured]]:
     """Makes every choice for every layer and compares outputs; the model stays as it is.
+
+    Codes of 4 bits are those that `flashsparse round` finds.
 
     Each layer is judged by the inputs that it has in the dense model, so that the choices of others
     do not matter. One decoder layer's statistics are in memory at a time. The same error of outputs
@@ -98,15 +102,15 @@ def _measure(
 ) -> list[Measured]:
     gram = statistics.gram
     assert gram is not None
-    whole = float(_energies(weight.float(), gram).sum()) or 1.0
+    whole = float(energies(weight.float(), gram).sum()) or 1.0
     pruned: dict[PruningRule | None, Tensor] = {None: weight}
+    for rule in dict.fromkeys(choice.rule for choice in choices if choice.rule is not None):
+        pruned[rule] = weight.clone()
+        get_method(method).prune_(pruned[rule], statistics, rule)
+    rounded = _rounded(pruned, statistics, choices)
     found = []
     for choice in choices:
-        if choice.rule not in pruned:
-            pruned[choice.rule] = weight.clone()
-            assert choice.rule is not None
-            get_method(method).prune_(pruned[choice.rule], statistics, choice.rule)
-        kept = pruned[choice.rule]
+        kept = rounded.get((choice.rule, choice.rounding), pruned[choice.rule])
         nbytes, held = kept.nbytes, kept
         try:
             if (scheme := choice.scheme(weight.dtype)) is not None:
@@ -114,13 +118,26 @@ def _measure(
                 nbytes, held = packed.nbytes, packed.unpack()
         except FormatError:  # this layer cannot be that
             continue
-        wrong = _energies(weight.float() - held.float(), gram)
+        wrong = energies(weight.float() - held.float(), gram)
         error, loss = float(wrong.sum()) / whole, float((wrong * costs).sum())
         density = int(held.count_nonzero()) / held.numel()
         found.append(Measured(choice, nbytes, error, loss, density))
     return found
 
 
-def _energies(weight: Tensor, gram: Tensor) -> Tensor:
-    """Of each output the sum of (W X)^2 over the columns of X, by its Gram matrix: float64."""
-    return ((weight @ gram) * weight).sum(1, dtype=torch.float64)
+def _rounded(
+    pruned: Mapping[PruningRule | None, Tensor], statistics: Statistics, choices: Sequence[Choice]
+) -> dict[tuple[PruningRule | None, Quantization | None], Tensor]:
+    """What `flashsparse round` makes of a layer, by its zeros and its codes.
+
+    Rows are rounded each by itself, so that those of all zeros go together.
+    """
+    found: dict[tuple[PruningRule | None, Quantization | None], Tensor] = {}
+    for rounding in dict.fromkeys(choice.rounding for choice in choices):
+        if rounding is not None:
+            rules = [choice.rule for choice in choices if choice.rounding == rounding]
+            together = torch.cat([pruned[rule] for rule in rules])
+            made, *_ = round_weight(together, statistics, rounding)
+            each = made.chunk(len(rules))
+            found |= {(rule, rounding): own for rule, own in zip(rules, each, strict=True)}
+    return found

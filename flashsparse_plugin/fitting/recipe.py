@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe: by layer its zeros and its format, in a file that `prune` and `convert` execute."""
+"""A recipe: by layer its zeros and its format, for `prune`, `round` and `convert` to execute."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..formats import get_format, read_format
+from ..formats.values.quantization import Quantization
 from ..messages import one_line
 from ..names import DENSE
+from ..pruning.rounding import rounding_of
 from ..pruning.rule import PruningRule
 from .losses import Measured
 
@@ -145,3 +147,10 @@ class Recipe(BaseModel):
             format, options = read_format(layer.format, layer.options)
             found[name] = {"format": format, "options": dict(options)}
         return found
+
+    @property
+    def roundings(self) -> dict[str, Quantization]:
+        """How to round, by layer, as `round_` takes it; those that have no 4 bits are left out."""
+        packed = {name: layer for name, layer in self.layers.items() if layer.format != DENSE}
+        found = {name: rounding_of(own.format, own.options) for name, own in packed.items()}
+        return {name: each for name, each in found.items() if each is not None}

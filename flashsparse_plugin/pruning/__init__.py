@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing zeros: scores, patterns, allocation, masks of others; and recovery of what they cost."""
+"""Choosing zeros: scores, patterns, allocation, masks of others; recovery; rounding to 4 bits."""
 
 from .allocation import ALLOCATIONS
 from .calibration import calibration_windows
@@ -15,6 +15,7 @@ from .presets import PRESETS, dense_layers
 from .pruner import prune
 from .recovery import Fit, few_tokens, recover_
 from .ria import ria_scores
+from .rounding import round_, rounding_of
 from .statistics import Statistics
 from .wanda import wanda_scores
 
@@ -43,5 +44,7 @@ __all__ = [
     "recover_",
     "register_method",
     "ria_scores",
+    "round_",
+    "rounding_of",
     "wanda_scores",
 ]

@@ -21,7 +21,8 @@ from .layerwise import prune_each, prune_global
 from .methods import Method, get_method
 from .permutation import permute_
 from .rule import PruningRule
-from .sequential import prune_in_order
+from .sequential import change_in_order
+from .statistics import Statistics
 from .taylor import loss_gradients
 
 if TYPE_CHECKING:
@@ -134,8 +135,20 @@ def prune(
         windows = [window for batch in batches for window in batch.split(1)]
         gradients = loss_gradients(model, linears, windows, progress)
     if chosen.needs_inputs:
-        retained, few = prune_in_order(
-            model, linears, chosen, rules, batches, gradients, progress, router_weighted
+
+        def prune_one(name: str, weight: torch.Tensor, statistics: Statistics) -> Retained:
+            return chosen.prune_(weight, statistics, rules[name])
+
+        retained, few = change_in_order(
+            model,
+            linears,
+            prune_one,
+            chosen.needs,
+            batches,
+            gradients,
+            method,
+            progress,
+            router_weighted,
         )
         return report(method, linears, retained, few)
     return report(method, linears, _prune(linears, chosen, rules, gradients, progress))

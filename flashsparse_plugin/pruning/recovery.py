@@ -38,13 +38,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fit:
-    """How far outputs are from the dense model's.
+    """How far outputs are from what they should be.
 
     Attributes:
         name: The layer; empty for the model, of which LoRA measures the whole.
-        before: Of a layer |W_0 X - W X|^2 / |W X|^2 of the pruned weight W_0 and the dense one W;
-            of the model the divergence of its next-token distribution, in nats a token.
-        after: The same of the recovered weights, as they are stored.
+        before: Of a layer |W_0 X - W X|^2 / |W X|^2 of the pruned weight W_0 and the dense one W,
+            or of a weight rounded to the nearest codes and the one before; of the model the
+            divergence of its next-token distribution from the dense model's, in nats a token.
+        after: The same of the recovered weights, as they are stored, or of compensated codes.
     """
 
     name: str

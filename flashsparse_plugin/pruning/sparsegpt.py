@@ -27,7 +27,7 @@ _DAMPING = 0.01  # of the mean of H's diagonal, added to it: the paper's
 
 def sparsegpt_scores(weight: Tensor, statistics: Statistics) -> Tensor:
     """Return w^2 / d_j^2, d the diagonal of the inverse's factor, before any update; float32."""
-    return (weight.float() / _factor(statistics).diagonal()).square()
+    return (weight.float() / inverse_factor(statistics).diagonal()).square()
 
 
 @torch.no_grad()
@@ -48,7 +48,7 @@ def prune_sparsegpt_(
         The scores by which elements were chosen, float32 (0 for zeros that were there), and what
         was kept, bool.
     """
-    factor, dead = _factor(statistics), _dead(statistics)
+    factor, dead = inverse_factor(statistics), _dead(statistics)
     zero = weight == 0
     work = weight.float().contiguous()
     scores = torch.empty_like(work)
@@ -108,7 +108,7 @@ def _dead(statistics: Statistics) -> Tensor:
     return dead & ~dead.all()
 
 
-def _factor(statistics: Statistics) -> Tensor:
+def inverse_factor(statistics: Statistics) -> Tensor:
     """The upper Cholesky factor of the inverse of the damped Gram matrix, float32.
 
     Raises:

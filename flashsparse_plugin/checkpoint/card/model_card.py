@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model card (README.md) of a pruned or packed model, fit to be published.
 
-Its metadata has what the Hub asks for (licence, base model), and under `pruning` and `recovery` how
-the zeros were chosen and what was kept was fitted, which the card of a model that is made of it
-takes over.
+Its metadata has what the Hub asks for (licence, base model), and under `pruning`, `recovery` and
+`rounding` what was done to the weights, which the card of a model that is made of it takes over.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ..read.directory import ModelDirectory
 from ..read.linears import kind_of
 from ..write.report import ConversionReport, by_kind, human, mean_sparsity
 from ..write.surroundings import CARD
-from .record import RECORDS, Pruning, Recovery
+from .record import RECORDS, Record
 from .section import evaluation
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def write_card(
 def write_pruned_card(
     path: Path,
     directory: ModelDirectory,
-    done: Pruning | Recovery | None,
+    done: Record | None,
     report: PruneReport,
     name: str,
     base: str | None = None,
@@ -71,8 +70,8 @@ def write_pruned_card(
     Args:
         path: The file to write.
         directory: The source.
-        done: How it was pruned; or recovered, and the source's card says how it was pruned; None
-            for a model that was unpacked, whose card says both.
+        done: How it was pruned; or recovered or rounded, and the source's card says what was done
+            before; None for a model that was unpacked, whose card says all.
         report: The zeros of each layer.
         name: What the model is called where it will be loaded from.
         base: Name of the base model, where the source does not say one.
@@ -81,10 +80,10 @@ def write_pruned_card(
     data = _metadata(directory, ["sparse", "pruned", "flashsparse"])
     if base is not None:
         data.setdefault("base_model", base)
-    if isinstance(done, Pruning):
-        data.pop("recovery", None)  # of a model that had fewer zeros
     if done is not None:
         (key,) = (key for key, record in RECORDS.items() if isinstance(done, record))
+        for later in [*RECORDS][[*RECORDS].index(key) :]:  # of weights that have changed since
+            data.pop(later, None)
         data[key] = done.model_dump(exclude_none=True)
     _write(path, data, _pruned_text(name, report, [*_facts(data, directory), *more]))
 
@@ -152,7 +151,7 @@ def _code(text: str) -> str:
 def _pruned_text(name: str, report: PruneReport, facts: Sequence[str]) -> str:
     return f"""# {name.rpartition("/")[2]}
 
-A pruned model: {report.sparsity:.1%} of the weights in {len(report.layers)} linear layers are zero.
+{report.sparsity:.1%} of the weights in {len(report.layers)} linear layers are zero.
 Its weights are stored dense, so that anything loads it; packed they take less space and time.
 
 {_two_columns(facts)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a model was pruned and recovered, as its card says it to people and to programs."""
+"""How a model was pruned, recovered and rounded, as its card tells people and programs."""
 
 from __future__ import annotations
 
@@ -112,8 +112,37 @@ class Recovery(BaseModel):
         ]
 
 
-RECORDS: Final[Mapping[str, type[Pruning] | type[Recovery]]] = {
+class Rounding(BaseModel):
+    """How weights were rounded to codes, so that packing loses nothing more.
+
+    Attributes:
+        format: As `convert --format` takes it; "by layer" of a recipe.
+        before: The mean over layers of |W' X - W X|^2 / |W X|^2 of the nearest codes W' and the
+            weight W before, on the calibration text X.
+        after: The same of the codes that were taken.
+        calibration: The text.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: _Word
+    before: Annotated[float, Field(ge=0)]
+    after: Annotated[float, Field(ge=0)]
+    calibration: Calibration
+
+    def rows(self) -> list[str]:
+        """Rows of a table of two columns."""
+        errors = f"{100 * self.after:.3g}%, {100 * self.before:.3g}% by the nearest codes"
+        return [
+            f"| Rounded for | `{self.format}` (GPTQ), mean error {errors} |",
+            f"| Rounding text | {self.calibration} |",
+        ]
+
+
+Record = Pruning | Recovery | Rounding
+RECORDS: Final[Mapping[str, type[Record]]] = {
     "pruning": Pruning,
     "recovery": Recovery,
+    "rounding": Rounding,
 }
 """What a card may have in its metadata, by the key there."""
