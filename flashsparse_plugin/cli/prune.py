@@ -252,9 +252,12 @@ def prune(
     from flashsparse_plugin.checkpoint.write.room import require_room
     from flashsparse_plugin.fitting import Recipe
 
-    rules = None if recipe is None else Recipe.read(recipe).rules
+    made_by = None if recipe is None else Recipe.read(recipe)
+    rules = None if made_by is None else made_by.rules
+    rounds = made_by is not None and bool(made_by.roundings)
     if rules == {}:
-        raise usage("the recipe keeps every weight: pack the model as it is", "--recipe")
+        then = "round (flashsparse round) and pack it" if rounds else "pack the model as it is"
+        raise usage(f"the recipe keeps every weight: {then}", "--recipe")
     start = time.perf_counter()
     directory = ModelDirectory(source)
     require_room(destination, directory.nbytes)
@@ -337,7 +340,7 @@ def prune(
         how = f" --format {packed}" if packed else f" --recipe {recipe}" if recipe else ""
         if report.retained is not None and report.retained.share > 1 - 1e-9:
             out.print("Nothing was lost: the model had as many zeros before")
-        show_next(model, destination, calibration, how, report)
+        show_next(model, destination, calibration, how, report, rounds)
         show_pushed(pushed)
 
 

@@ -52,19 +52,28 @@ def show(report: PruneReport) -> None:
 
 
 def show_next(
-    model: str, destination: Path, calibration: Path | None, how: str, report: PruneReport
+    model: str,
+    destination: Path,
+    calibration: Path | None,
+    how: str,
+    report: PruneReport,
+    rounds: bool,
 ) -> None:
     """The commands that follow: what is kept makes up for the rest, then it is packed.
 
     Args:
         how: Options of `convert`; none for the default, which is unstructured.
+        rounds: Whether some layers are to have 4 bits.
     """
     text = calibration or "FILE.txt"
     experts = any(layer.kind.startswith("experts.") for layer in report.layers)
     method = "least-squares" if experts else "lora"  # which trains no experts
     recover = f"{model} RECOVERED --calibration {text} --method {method}"
-    for title, command in (
-        ("Recover quality:", f"flashsparse recover {destination} {recover}"),
-        ("Then pack it:", f"flashsparse convert RECOVERED PACKED{how}"),
-    ):
+    steps = [("Recover quality:", f"flashsparse recover {destination} {recover}")]
+    if rounds:
+        rounded = f"flashsparse round RECOVERED ROUNDED{how} --calibration {text}"
+        steps.append(("Round to 4 bits:", rounded))
+    last = "ROUNDED" if rounds else "RECOVERED"
+    steps.append(("Then pack it:", f"flashsparse convert {last} PACKED{how}"))
+    for title, command in steps:
         out.print(Text(f"{title:<18}{command}"), soft_wrap=True)

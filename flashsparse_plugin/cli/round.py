@@ -100,21 +100,14 @@ def round(
     options = dict(parse_option(text) for text in option or [])
     with err.status("Starting"):
         from flashsparse_plugin.checkpoint import ModelDirectory
-        from flashsparse_plugin.checkpoint.card.model_card import write_pruned_card
-        from flashsparse_plugin.checkpoint.card.record import Calibration, Rounding
-        from flashsparse_plugin.checkpoint.foreign.packing import half_dtype
-        from flashsparse_plugin.checkpoint.prune.pruned import unwritable_experts, write_pruned
+        from flashsparse_plugin.checkpoint.card.record import Calibration
+        from flashsparse_plugin.checkpoint.prune.pruned import unwritable_experts
+        from flashsparse_plugin.checkpoint.prune.rounded import write_rounded
         from flashsparse_plugin.checkpoint.read.linears import StoredModel
         from flashsparse_plugin.checkpoint.write.room import require_room
         from flashsparse_plugin.fitting import Recipe
         from flashsparse_plugin.packed import FormatError
-        from flashsparse_plugin.pruning import (
-            calibration_windows,
-            prunable_linears,
-            round_,
-            rounding_of,
-        )
-        from flashsparse_plugin.pruning.layers import report
+        from flashsparse_plugin.pruning import calibration_windows, prunable_linears, rounding_of
 
     # What is to be rounded is known before a model is loaded.
     by_layer: dict[str, Quantization] = {}
@@ -140,44 +133,37 @@ def round(
     require_room(destination, directory.nbytes)
     with err.status(f"Loading {model_name(source)}"):
         device = best_device()
-        loaded = load_model(directory, Dtype.auto, dense=True, device=device)
-        packed_in = half_dtype(loaded.dtype)
-        if fastest(Dtype.auto, directory, device) is Dtype.float32:
-            loaded = loaded.float()
+        computed = fastest(Dtype.auto, directory, device)
+        loaded = load_model(directory, computed, dense=True, device=device)
         stored = StoredModel(directory)
         text = calibration.read_text(encoding="utf-8", errors="replace")
         windows = calibration_windows(load_tokenizer(source), text, samples, length, seed)
     untouched = [*([LM_HEAD] if ignore is None else ignore), *stored.unfit()]
     untouched += unwritable_experts(stored)
     linears = prunable_linears(loaded, untouched, experts=True)
-    if by_layer is None:
+    if everywhere is not None:
         by_layer = dict.fromkeys(linears, everywhere)
     elif unknown := by_layer.keys() - linears.keys():
-        raise usage(
-            f"the recipe names {min(unknown)!r}, which is no layer of the model", "--recipe"
-        )
-    fits = round_(loaded, linears, by_layer, windows, 8, err.is_terminal, packed_in)
-    done = Rounding(
-        format=format or "by layer",
-        before=sum(fit.before for fit in fits) / len(fits),
-        after=sum(fit.after for fit in fits) / len(fits),
-        calibration=Calibration.of(calibration, samples, length, seed),
+        raise usage(f"it names {min(unknown)!r}, which is no layer of the model", "--recipe")
+    fits, notes = write_rounded(
+        stored,
+        loaded,
+        linears,
+        by_layer,
+        windows,
+        destination,
+        format or "by layer",
+        Calibration.of(calibration, samples, length, seed),
+        push or destination.name,
+        err.is_terminal,
     )
-    names = [fit.name for fit in fits]
-    zeros = report("", {name: linears[name] for name in names})
-
-    def card(path: Path) -> None:
-        write_pruned_card(path, directory, done, zeros, push or destination.name)
-
-    with err.status(f"Writing {destination}"):
-        notes = write_pruned(stored, loaded, names, destination, None, card, updated=True)
     for note in notes:
         err.print(Text.assemble(("Note: ", "yellow"), note))
     seconds = time.perf_counter() - start
     pushed = do_push(publisher, destination, "Rounded to 4 bits")
     if as_json:
         told = {"model": str(source), "out": str(destination), "seconds": seconds, "pushed": pushed}
-        print_json(told | done.model_dump() | {"layers": [vars(fit) for fit in fits]})
+        print_json(told | {"layers": [vars(fit) for fit in fits]})
         return
     out.print(errors_by_kind(fits, "nearest codes", "these codes"))
     out.print()

@@ -79,10 +79,12 @@ def round_(
         By layer the error of its outputs: by the nearest codes, and by those that were taken.
 
     Raises:
-        ValueError: Naming the layer, for a weight that is NaN or infinite, before any weight is
-            changed, and for inputs that are.
+        ValueError: Where no layer is to be rounded; and naming the layer, for a weight that is NaN
+            or infinite, before any weight is changed, and for inputs that are.
     """
     chosen = {name: linears[name] for name in linears if name in quantizations}
+    if not chosen:
+        raise ValueError("no layer of the model is to be rounded: name some of its linear layers")
     for name, linear in chosen.items():
         check_weight(name, weight_of(linear))
 

@@ -23,8 +23,8 @@ from ..checkpoint.hub.fetching import directory_of
 from ..checkpoint.read.directory import ModelDirectory, refuse_quantized
 from ..checkpoint.write.room import disk_errors, require_room
 from ..checkpoint.write.staging import identity
-from ..names import LM_HEAD
-from ..pruning import LoRA
+from ..names import AUTO, LM_HEAD
+from ..pruning import LoRA, rounding_of
 from .rule import rule_of
 from .run import Run, Sparsified, Watch, unwatched
 
@@ -55,6 +55,8 @@ def sparsify_checkpoint(
     watch: Watch | None = None,
 ) -> Sparsified:
     """Prunes a model, fits and trains what is kept to make up for the rest, and packs it.
+
+    Values of 4 bits are rounded by `pruning.round_` before they are packed.
 
     Both models are in memory while it trains. The disk holds the model two or three times until it
     is done. A run that was stopped is resumed by the same call: after the stage that it was in, or
@@ -89,6 +91,7 @@ def sparsify_checkpoint(
         ValueError: As `pruning.prune` and `pruning.recover_` do.
     """
     rule, packing = rule_of(pattern, sparsity, format)
+    rounding = None if packing == AUTO else rounding_of(packing, {})
     training = TRAINING if recover is True else recover or None
     out, file = Path(out), Path(calibration)
     directory = ModelDirectory(directory_of(source))
@@ -103,6 +106,7 @@ def sparsify_checkpoint(
         "calibration": windows_of.model_dump(),
         "pruning": [method, {**rule}, [*ignore]],
         "recovery": training and asdict(training),
+        "rounding": packing if rounding else None,
     }
     run = Run(directory, out, file, job, windows_of, device, say, watch or unwatched)
     with disk_errors(run.work.path, lambda: ". Make room: the same command goes on"):
@@ -110,6 +114,8 @@ def sparsify_checkpoint(
         run.prune(method, rule, ignore)
         if training is not None:
             run.recover(training)
+        if rounding is not None:
+            run.round(rounding, packing, ignore)
         with run.watch("Packing") as on_progress:
             run.made.packed = convert_checkpoint(
                 run.work.path / str(run.work.last()),

@@ -15,12 +15,22 @@ from ..checkpoint.card.record import Calibration, Pruning
 from ..checkpoint.convert.advice import notes_on_pruning
 from ..checkpoint.prune.pruned import write_pruned
 from ..checkpoint.prune.recovered import RecoveryReport, write_recovered
+from ..checkpoint.prune.rounded import write_rounded
 from ..checkpoint.read.directory import ModelDirectory
 from ..checkpoint.read.linears import StoredModel
 from ..checkpoint.write.report import ConversionReport
 from ..evaluation import perplexity
+from ..formats.values.quantization import Quantization
 from ..loading import fast_dtype, load_model, load_tokenizer
-from ..pruning import LeastSquares, LoRA, PruneReport, calibration_windows, few_tokens, prune
+from ..pruning import (
+    LeastSquares,
+    LoRA,
+    PruneReport,
+    calibration_windows,
+    few_tokens,
+    prunable_linears,
+    prune,
+)
 from ..pruning.estimate import Estimate, busy, duration, estimate_seconds
 from ..text import token_stream
 from .card import write_recovered_card
@@ -196,6 +206,30 @@ class Run:
             )
         self.made.recovered = report
         self.made.notes += report.warnings
+
+    def round(self, quantization: Quantization, format: str, ignore: Sequence[str]) -> None:
+        """Rounds what is kept to codes of 4 bits, which packing stores as they are."""
+        last = self.work.last()
+        assert last is not None  # `prune` ended
+        if last != "rounded":
+            directory = ModelDirectory(self.work.path / last)
+            stored, model = StoredModel(directory), self.load(directory)
+            linears = prunable_linears(model, [*ignore, *stored.unfit()], experts=True)
+            with self.watch("Rounding to 4 bits"):
+                _, notes = write_rounded(
+                    stored,
+                    model,
+                    linears,
+                    dict.fromkeys(linears, quantization),
+                    self.windows,
+                    self.work.path / "rounded",
+                    format,
+                    self.windows_of,
+                    self.made.out.name,
+                    progress=False,
+                )
+            self.made.notes += notes
+            shutil.rmtree(directory.path)
 
     def judged(self, name: str, model: Callable[[], PreTrainedModel]) -> dict[str, float]:
         """The perplexity of a model on the text that was held out; loaded if it is not known."""

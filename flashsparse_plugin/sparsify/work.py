@@ -16,7 +16,7 @@ from ..files import read_bounded
 WORK: Final = ".sparsify"
 """After the output's name: where the stages are kept until the last one is done."""
 
-STAGES: Final = ("pruned", "fitted", "recovered")
+STAGES: Final = ("pruned", "fitted", "recovered", "rounded")
 
 _STATE: Final = "state.json"
 _MAX_STATE_BYTES: Final = 16 << 20

@@ -247,3 +247,16 @@ def test_durations(seconds, told):
 def test_an_estimate_on_a_busy_machine_says_so(load, told, monkeypatch):
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
     assert ("Other programs are running" in busy()) == told
+
+
+def test_values_of_four_bits_are_rounded_by_inputs(model_dir, text, tmp_path):
+    how = ["--calibration", text, "--format", "2:4-int4", "--json", *QUICK]
+    result = sparsify(model_dir, tmp_path / "out", *how)
+    assert result.exit_code == 0, result.stderr
+    done = ModelCard.load(tmp_path / "out" / "README.md").data.to_dict()["rounding"]
+    assert done["format"] == "2:4-int4" and 0 < done["after"] < done["before"]
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
+    # Packing takes the codes as they are: it loses next to nothing more.
+    packed = json.loads(result.stdout)["packed"]
+    errors = [each["error"] for each in packed["layers"] if each["error"] is not None]
+    assert len(errors) == 21 and max(errors) < 0.005

@@ -194,13 +194,20 @@ def test_fit_prune_and_convert(tmp_path, model):
     pruned, packed = tmp_path / "pruned", tmp_path / "packed"
     made = run("prune", source, pruned, "--recipe", recipe, "--calibration", text, *windows)
     assert made.exit_code == 0, made.output
-    assert f"convert RECOVERED PACKED --recipe {recipe}" in made.output
+    assert f"convert ROUNDED PACKED --recipe {recipe}" in made.output
     weights = load_file(pruned / "model.safetensors")
     for name, layer in found.layers.items():
         zeros = float((weights[f"{name}.weight"] == 0).float().mean())
         rule = layer.rule
         assert zeros == pytest.approx(0.0 if rule is None else rule.sparsity, abs=0.02)
-    made = run("convert", pruned, packed, "--recipe", recipe)
+    assert found.roundings  # some layers have 4 bits
+    rounded = tmp_path / "rounded"
+    made = run("round", pruned, rounded, "--recipe", recipe, "--calibration", text, *windows)
+    assert made.exit_code == 0, made.output
+    before, weights = weights, load_file(rounded / "model.safetensors")
+    changed = {name for name in weights if not torch.equal(before[name], weights[name])}
+    assert changed == {f"{name}.weight" for name in found.roundings}
+    made = run("convert", rounded, packed, "--recipe", recipe)
     assert made.exit_code == 0, made.output
     inside = {each.name: each for each in inspect_checkpoint(packed).layers}
     for name, layer in found.layers.items():
