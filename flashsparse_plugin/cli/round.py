@@ -31,6 +31,7 @@ from .recover import errors_by_kind
 
 if TYPE_CHECKING:
     from flashsparse_plugin.formats.values.quantization import Quantization
+    from flashsparse_plugin.pruning import Fit
 
 
 def round(
@@ -108,6 +109,7 @@ def round(
         from flashsparse_plugin.fitting import Recipe
         from flashsparse_plugin.packed import FormatError
         from flashsparse_plugin.pruning import calibration_windows, prunable_linears, rounding_of
+        from flashsparse_plugin.sparsify import write_rounded_card
 
     # What is to be rounded is known before a model is loaded.
     by_layer: dict[str, Quantization] = {}
@@ -145,6 +147,12 @@ def round(
         by_layer = dict.fromkeys(linears, everywhere)
     elif unknown := by_layer.keys() - linears.keys():
         raise usage(f"it names {min(unknown)!r}, which is no layer of the model", "--recipe")
+
+    def card(path: Path, fits: list[Fit]) -> None:
+        text_of = Calibration.of(calibration, samples, length, seed)
+        name, shown = push or destination.name, format or "by layer"
+        write_rounded_card(path, directory, linears, fits, shown, text_of, name)
+
     fits, notes = write_rounded(
         stored,
         loaded,
@@ -152,9 +160,7 @@ def round(
         by_layer,
         windows,
         destination,
-        format or "by layer",
-        Calibration.of(calibration, samples, length, seed),
-        push or destination.name,
+        card,
         err.is_terminal,
     )
     for note in notes:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A dense model directory to a packed one that was pruned and recovered, in one call."""
 
-from .card import write_recovered_card
+from .card import write_recovered_card, write_rounded_card
 from .recipe import TRAINING, sparsify_checkpoint
 from .rule import require_rule
 from .run import Sparsified
@@ -12,4 +12,5 @@ __all__ = [
     "require_rule",
     "sparsify_checkpoint",
     "write_recovered_card",
+    "write_rounded_card",
 ]

@@ -23,6 +23,7 @@ from ..evaluation import perplexity
 from ..formats.values.quantization import Quantization
 from ..loading import fast_dtype, load_model, load_tokenizer
 from ..pruning import (
+    Fit,
     LeastSquares,
     LoRA,
     PruneReport,
@@ -33,7 +34,7 @@ from ..pruning import (
 )
 from ..pruning.estimate import Estimate, busy, duration, estimate_seconds
 from ..text import token_stream
-from .card import write_recovered_card
+from .card import write_recovered_card, write_rounded_card
 from .work import STAGES, Work
 
 if TYPE_CHECKING:
@@ -215,6 +216,11 @@ class Run:
             directory = ModelDirectory(self.work.path / last)
             stored, model = StoredModel(directory), self.load(directory)
             linears = prunable_linears(model, [*ignore, *stored.unfit()], experts=True)
+
+            def card(file: Path, fits: list[Fit]) -> None:
+                text, called = self.windows_of, self.made.out.name
+                write_rounded_card(file, directory, linears, fits, format, text, called)
+
             with self.watch("Rounding to 4 bits"):
                 _, notes = write_rounded(
                     stored,
@@ -223,9 +229,7 @@ class Run:
                     dict.fromkeys(linears, quantization),
                     self.windows,
                     self.work.path / "rounded",
-                    format,
-                    self.windows_of,
-                    self.made.out.name,
+                    card,
                     progress=False,
                 )
             self.made.notes += notes

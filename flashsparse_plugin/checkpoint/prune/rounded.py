@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from ...formats.values.quantization import Quantization
-from ...pruning.layers import report
 from ...pruning.recovery import Fit
 from ...pruning.rounding import round_
-from ..card.model_card import write_pruned_card
-from ..card.record import Calibration, Rounding
 from ..foreign.packing import half_dtype
 from ..read.linears import StoredModel
 from .pruned import write_pruned
@@ -30,9 +27,7 @@ def write_rounded(
     quantizations: Mapping[str, Quantization],
     calibration: Tensor,
     out: Path,
-    format: str,
-    text: Calibration,
-    name: str,
+    write_card: Callable[[Path, list[Fit]], None],
     progress: bool = True,
 ) -> tuple[list[Fit], list[str]]:
     """Rounds a model by `round_`, in place, and writes it.
@@ -44,9 +39,7 @@ def write_rounded(
         quantizations: How those that are to be rounded will be stored, by layer.
         calibration: Token ids, int64 [samples, length].
         out: The directory to write; must not exist, or be empty.
-        format: What the model will be converted to, for its card.
-        text: What `calibration` was drawn from, for the card.
-        name: What the card calls the model.
+        write_card: Writes the model card to a path, by the errors of layers.
         progress: Show a progress bar.
 
     Returns:
@@ -58,13 +51,9 @@ def write_rounded(
     """
     packed_in = half_dtype(*sorted({x.dtype for x in stored.directory.tensors.values()}, key=str))
     fits = round_(model, linears, quantizations, calibration, 8, progress, packed_in)
-    before = sum(fit.before for fit in fits) / len(fits)
-    after = sum(fit.after for fit in fits) / len(fits)
-    done = Rounding(format=format, before=before, after=after, calibration=text)
-    zeros = report("", {fit.name: linears[fit.name] for fit in fits})
 
     def card(path: Path) -> None:
-        write_pruned_card(path, stored.directory, done, zeros, name)
+        write_card(path, fits)
 
     names = [fit.name for fit in fits]
     return fits, write_pruned(stored, model, names, out, None, card, updated=True)
