@@ -37,7 +37,9 @@ def figures(model: str) -> Iterator[Figure]:
             if row["rule"] == DENSE and row.get("kind", DENSE) == DENSE
         }
         for row in rows:
-            rule = row["rule"].removesuffix(", LoRA").replace(" zeros", "")
+            trained, rounded = (f", {x}" in row["rule"] for x in ("LoRA", "rounded"))
+            rule = row["rule"].removesuffix(", rounded").removesuffix(", LoRA")
+            rule = rule.replace(" zeros", "")
             rule = rule.replace("32 L=", "32, L=")
             method = row.get("method", "")
             if name == "quality":
@@ -46,8 +48,7 @@ def figures(model: str) -> Iterator[Figure]:
                 if rule == DENSE and row["kind"] == "ours":  # what rivals do without zeros
                     continue
                 how = "" if row["kind"] == "rival" else result["about"]["method"]
-                if row["rule"].endswith(", LoRA"):
-                    how += " + lora"
+                how += " + lora" * trained + " + round" * rounded
                 yield rule, row["values"], how, row["perplexity"] / dense
             elif rule != DENSE:
                 yield rule, "16 bits", method, row["perplexity"] / dense
@@ -60,7 +61,8 @@ def table() -> list[dict[str, Any]]:
         for rule, values, method, ratio in figures(model):
             row = made.setdefault((rule, values, model), dict.fromkeys(COLUMNS, ""))
             row |= {"rule": rule, "values": values, "model": model}
-            figure, by = ("recovered", "recovered_by") if " + " in method else ("one_shot", "by")
+            recovered = "lora" in method or "recover" in method
+            figure, by = ("recovered", "recovered_by") if recovered else ("one_shot", "by")
             if row[figure] == "" or ratio < float(row[figure]):
                 row |= {figure: f"{ratio:.3f}", by: method}
     return [made[key] for key in sorted(made)]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # Recipes name layers, and no experts.
 _EXPERTS = r"re:.*\.experts\.\d+\.\w+"
+_COARSE = 0.04  # an error of weights: more than of 8 bits, less than of 4
 _NOT_FITTED = {"format": DENSE, "reason": "experts, which recipes do not name"}
 
 
@@ -265,6 +266,9 @@ def _show(report: ConversionReport, seconds: float) -> None:
         out.print(Text.assemble(("Note: ", "yellow"), warning))
     if report.rounding:
         out.print(Text.assemble(("Note: ", "yellow"), report.rounding))
+        if any((layer.error or 0) > _COARSE for layer in report.inexact):
+            told = "flashsparse round, before convert, halves what that costs the layers' outputs"
+            out.print(Text.assemble(("Note: ", "yellow"), told))
     how = f"{report.schemes}, {report.dtype}, {seconds:.0f} s"
     if report.resumed_shards:
         how += f", {report.resumed_shards} files kept from the interrupted run"
