@@ -150,7 +150,8 @@ def round(
 
     def card(path: Path, fits: list[Fit]) -> None:
         text_of = Calibration.of(calibration, samples, length, seed)
-        name, shown = push or destination.name, format or "by layer"
+        name = push or destination.name
+        shown = " ".join([format, *(option or [])]) if format else "by layer"
         write_rounded_card(path, directory, linears, fits, shown, text_of, name)
 
     fits, notes = write_rounded(

@@ -13,7 +13,15 @@ from rich.text import Text
 
 from .console import err, out, print_json, size, table, usage
 from .convert import progress
-from .models import best_device, do_push, may_push, model_directory, show_pushed, try_it
+from .models import (
+    best_device,
+    do_push,
+    may_push,
+    model_directory,
+    parse_option,
+    show_pushed,
+    try_it,
+)
 from .options import (
     DenseModel,
     Destination,
@@ -70,6 +78,10 @@ def sparsify(
             show_default="the pattern, else tiled_bitmap",
         ),
     ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Option of the format, such as group=64.", metavar="NAME=VALUE"),
+    ] = None,
     samples: Samples = 64,
     length: Length = 256,
     seed: Seed = 0,
@@ -81,8 +93,8 @@ def sparsify(
     """Prune, recover and pack a dense model in one command.
 
     wanda chooses the zeros; what is kept is fitted to each dense layer and then trained, all layers
-    together, to predict as the dense model does; the result is packed. The time is estimated before
-    it begins. The perplexity is measured before and after, on the last tenth of the text, which is
+    together, to predict as the dense model does; values of 4 bits are rounded as by flashsparse
+    round; the result is packed. The time is estimated before it begins. The perplexity is measured before and after, on the last tenth of the text, which is
     used for nothing else.
 
     After an interruption the same command goes on. For other methods use
@@ -93,6 +105,8 @@ def sparsify(
       flashsparse sparsify MODEL OUT --calibration text.txt
       flashsparse sparsify MODEL OUT --calibration text.txt --pattern 2:4
       flashsparse sparsify MODEL OUT --calibration text.txt --format 2:4-int8
+      flashsparse sparsify MODEL OUT --calibration text.txt --format 2:4-int4 \\
+          --option group=64
       flashsparse sparsify MODEL OUT --calibration text.txt --sparsity 0.6 \\
           --steps 300
     """
@@ -101,14 +115,15 @@ def sparsify(
         meant = f": was {sparsity / 100:g} meant?" if 1 < sparsity < 100 else ""
         raise usage(f"{sparsity:g} is not a share of zeros between 0 and 1{meant}", "--sparsity")
     publisher = may_push(push)
+    options = dict(parse_option(text) for text in option or [])
     with err.status("Starting"):
         from flashsparse_plugin.packed import FormatError
         from flashsparse_plugin.sparsify import TRAINING, require_rule, sparsify_checkpoint
 
         try:
-            require_rule(pattern, sparsity, format)
+            require_rule(pattern, sparsity, format, options)
         except FormatError as error:
-            raise usage(str(error), "--pattern, --format") from None
+            raise usage(str(error), "--pattern, --format, --option") from None
 
     start = time.perf_counter()
     made = sparsify_checkpoint(
@@ -119,6 +134,7 @@ def sparsify(
         sparsity=sparsity,
         recover=recover and replace(TRAINING, steps=steps),
         format=format,
+        options=options,
         samples=samples,
         length=length,
         seed=seed,

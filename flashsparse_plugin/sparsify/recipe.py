@@ -8,10 +8,10 @@ it. So a run that was stopped goes on with the same call.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import flashsparse_plugin
 
@@ -43,6 +43,7 @@ def sparsify_checkpoint(
     sparsity: float | None = None,
     recover: LoRA | bool = True,
     format: str | None = None,
+    options: Mapping[str, Any] | None = None,
     method: str = "wanda",
     samples: int = 64,
     length: int = 256,
@@ -73,6 +74,7 @@ def sparsify_checkpoint(
         recover: Whether to recover, by least squares and then by LoRA, or by which LoRA.
         format: The packed format, as `convert_checkpoint` takes it, or "2:4-int8" and the like;
             None for that of the pattern, and else for the default.
+        options: Of the format, such as group=64.
         method: How zeros are chosen; see `pruning.prune`.
         samples, length, seed: Calibration windows, tokens of each, and the seed of their places.
         ignore: Layers to leave dense: names, or patterns after "re:".
@@ -90,8 +92,9 @@ def sparsify_checkpoint(
         FormatError: For a format that does not go with the pattern.
         ValueError: As `pruning.prune` and `pruning.recover_` do.
     """
-    rule, packing = rule_of(pattern, sparsity, format)
-    rounding = None if packing == AUTO else rounding_of(packing, {})
+    options = options or {}
+    rule, packing = rule_of(pattern, sparsity, format, options)
+    rounding = None if packing == AUTO else rounding_of(packing, options)
     training = TRAINING if recover is True else recover or None
     out, file = Path(out), Path(calibration)
     directory = ModelDirectory(directory_of(source))
@@ -106,7 +109,7 @@ def sparsify_checkpoint(
         "calibration": windows_of.model_dump(),
         "pruning": [method, {**rule}, [*ignore]],
         "recovery": training and asdict(training),
-        "rounding": packing if rounding else None,
+        "rounding": [packing, {**options}] if rounding else None,
     }
     run = Run(directory, out, file, job, windows_of, device, say, watch or unwatched)
     with disk_errors(run.work.path, lambda: ". Make room: the same command goes on"):
@@ -115,12 +118,14 @@ def sparsify_checkpoint(
         if training is not None:
             run.recover(training)
         if rounding is not None:
-            run.round(rounding, packing, ignore)
+            named = " ".join([packing, *(f"{name}={value}" for name, value in options.items())])
+            run.round(rounding, named, ignore)
         with run.watch("Packing") as on_progress:
             run.made.packed = convert_checkpoint(
                 run.work.path / str(run.work.last()),
                 out,
                 format=packing,
+                options=options,
                 ignore=ignore,
                 overwrite=overwrite,
                 on_progress=on_progress,

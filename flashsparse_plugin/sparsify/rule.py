@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..formats import get_format, read_format
@@ -10,32 +11,45 @@ from ..names import AUTO, DEFAULT_FORMAT
 from ..packed import FormatError
 
 
-def require_rule(pattern: str | None, sparsity: float | None, format: str | None) -> None:
+def require_rule(
+    pattern: str | None,
+    sparsity: float | None,
+    format: str | None,
+    options: Mapping[str, Any],
+) -> None:
     """Raises FormatError where `sparsify_checkpoint` would, for what is no pattern or format."""
-    rule_of(pattern, sparsity, format)
+    rule_of(pattern, sparsity, format, options)
 
 
 def rule_of(
-    pattern: str | None, sparsity: float | None, format: str | None
+    pattern: str | None,
+    sparsity: float | None,
+    format: str | None,
+    options: Mapping[str, Any],
 ) -> tuple[dict[str, Any], str]:
     """What `prune` is told of the zeros, and the format that holds them."""
-    given = None if format in (None, AUTO) else _pattern_of(str(format))
+    if format == AUTO and options:
+        raise FormatError("auto chooses formats and their options: leave --option out, or name one")
+    given = None if format in (None, AUTO) else _pattern_of(str(format), options)
     wanted = given
     if pattern is not None:
         if ":" not in pattern:
             raise FormatError(f"{pattern!r} is not a pattern N:M such as 2:4")
-        wanted = _pattern_of(pattern)
+        wanted = _pattern_of(pattern, {} if format is not None else options)
     if given is not None and wanted != given:
         raise FormatError(
             f"--format {format} cannot hold --pattern {pattern}: leave one of the two out"
         )
     if wanted is None:
-        return {"sparsity": 0.5 if sparsity is None else sparsity}, format or DEFAULT_FORMAT
+        packing = format or DEFAULT_FORMAT
+        if packing != AUTO:
+            _pattern_of(packing, options)
+        return {"sparsity": 0.5 if sparsity is None else sparsity}, packing
     rule = {"sparsity": sparsity, "pattern": wanted[:2], "vector_length": wanted[2]}
     return rule, format or str(pattern)
 
 
-def _pattern_of(format: str) -> tuple[int, int, int] | None:
-    name, options = read_format(format)
+def _pattern_of(format: str, options: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    name, options = read_format(format, options)
     own = get_format(name)
     return own.pattern(own.scheme(own.dtypes[-1], options))

@@ -54,7 +54,7 @@ def test_packing_loses_nothing_more(model_dir, text, tmp_path):
     assert min(error for error in errors if error is not None) > 0.05
     card = ModelCard.load(packed / "README.md")
     done = card.data.to_dict()
-    assert done["pruning"]["pattern"] == "2:4" and done["rounding"]["format"] == "2:4-int4"
+    assert done["pruning"]["pattern"] == "2:4" and done["rounding"]["format"] == "2:4-int4 group=32"
     assert done["rounding"]["after"] < done["rounding"]["before"]
     assert "(GPTQ), mean error" in card.text
 

@@ -205,6 +205,9 @@ def test_another_job_starts_over(model_dir, text, tmp_path, monkeypatch):
         (["--pattern", "two"], 2, "'two' is not a pattern N:M"),
         (["--pattern", "2:4", "--format", "4:8"], 2, "cannot hold --pattern 2:4"),
         (["--format", "zip"], 2, "unknown format 'zip'"),
+        (["--format", "auto", "--option", "group=64"], 2, "auto chooses formats and their options"),
+        (["--pattern", "2:4", "--option", "values=int4", "--option", "group=7"], 2, "group"),
+        (["--option", "n=2"], 2, "n"),
         (["--sparsity", "50"], 2, "was 0.5 meant?"),
         (["--pattern", "2:4", "--sparsity", "0.7"], 1, "2:4"),
         (["--length", "100000"], 1, "tokens"),
@@ -250,11 +253,12 @@ def test_an_estimate_on_a_busy_machine_says_so(load, told, monkeypatch):
 
 
 def test_values_of_four_bits_are_rounded_by_inputs(model_dir, text, tmp_path):
-    how = ["--calibration", text, "--format", "2:4-int4", "--json", *QUICK]
+    how = ["--calibration", text, "--format", "2:4-int4", "--option", "group=32"]
+    how += ["--json", *QUICK]
     result = sparsify(model_dir, tmp_path / "out", *how)
     assert result.exit_code == 0, result.stderr
     done = ModelCard.load(tmp_path / "out" / "README.md").data.to_dict()["rounding"]
-    assert done["format"] == "2:4-int4" and 0 < done["after"] < done["before"]
+    assert done["format"] == "2:4-int4 group=32" and 0 < done["after"] < done["before"]
     assert [each.name for each in tmp_path.iterdir()] == ["out"]
     # Packing takes the codes as they are: it loses next to nothing more.
     packed = json.loads(result.stdout)["packed"]

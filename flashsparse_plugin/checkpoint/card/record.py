@@ -116,7 +116,7 @@ class Rounding(BaseModel):
     """How weights were rounded to codes, so that packing loses nothing more.
 
     Attributes:
-        format: As `convert --format` takes it; "by layer" of a recipe.
+        format: As `convert --format` takes it, and options; "by layer" of a recipe.
         before: The mean over layers of |W' X - W X|^2 / |W X|^2 of the nearest codes W' and the
             weight W before, on the calibration text X.
         after: The same of the codes that were taken.
