@@ -147,23 +147,24 @@ def _compensated(weight: Tensor, factor: Tensor, quantization: Quantization) -> 
         quantization: Of the codes.
     """
     values, diagonal = quantization.type, factor.diagonal()
-    work, keep = weight.to(torch.float32, copy=True), weight != 0
-    made = torch.zeros_like(work)
-    columns = work.shape[1]
+    # Transposed, so that the numbers of a column lie together.
+    work = weight.T.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    keep, made = work != 0, torch.zeros_like(work)
+    columns = len(work)
     group = quantization.group or columns
     for start in range(0, columns, _BLOCK):
         end = min(start + _BLOCK, columns)
-        part, errors = work[:, start:end], torch.empty_like(work[:, start:end])
+        part, errors = work[start:end], torch.empty_like(work[start:end])
         for column in range(start, end):
             if column % group == 0:
-                here = work[:, column : column + group] * keep[:, column : column + group]
+                here = (work[column : column + group] * keep[column : column + group]).T
                 scale = quantization.quantise(here.to(weight.dtype))[1][:, 0].float()
                 largest = here.abs().argmax(1) + column
-            codes = values.round(work[:, column] / scale)
-            codes = torch.where(largest == column, values.extreme, codes) * keep[:, column]
-            made[:, column] = codes * scale
-            error = (work[:, column] - made[:, column]) / diagonal[column]
-            part[:, column - start + 1 :].addr_(error, factor[column, column + 1 : end], alpha=-1)
-            errors[:, column - start] = error
-        work[:, end:].addmm_(errors, factor[start:end, end:], alpha=-1)
-    return made.to(weight.dtype)
+            codes = values.round(work[column] / scale)
+            codes = torch.where(largest == column, values.extreme, codes) * keep[column]
+            made[column] = codes * scale
+            error = (work[column] - made[column]) / diagonal[column]
+            part[column - start + 1 :].addr_(factor[column, column + 1 : end], error, alpha=-1)
+            errors[column - start] = error
+        work[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
+    return made.T.to(weight.dtype).contiguous()
