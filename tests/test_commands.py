@@ -41,6 +41,8 @@ NOT_RUN = {
     "flashsparse eval tried-packed --tasks arc_easy,hellaswag --limit 200": "wants lm-eval and its "
     "data: tests/evaluation/test_tasks.py",
     "python demo/stories15m.py": "downloads a model; tests/test_stories15m.py converts a tiny one",
+    "python demo/minilm.py": "downloads a model; tests/test_demo_models.py makes a package",
+    "python benchmarks/embeddings.py": "measures for minutes",
     "make demo": "downloads a model; tests/cli/test_demo.py runs the program on a tiny one",
     "make serve": SERVER,
     **dict.fromkeys(
