@@ -6,9 +6,9 @@ to right, and the error that a layer's outputs have then is made up for by the c
 as far as the inputs allow: SparseGPT's update (sparsegpt.py; arXiv 2210.17323, section 3), of which
 only the Gram matrix of the inputs is needed. Zeros stay zero.
 
-The result is a weight of the model's dtype that packing holds exactly: rounding it to the nearest
-codes finds the same codes and scales again. For that the largest weight of each group keeps the
-code that it had when the scale of the group was found.
+The result is a weight of the model's dtype that packing takes as it is: rounding it to the nearest
+codes finds the same codes again, and scales to within their last bit. For that the largest weight
+of each group keeps the code that it had when the scale of the group was found.
 """
 
 from __future__ import annotations
