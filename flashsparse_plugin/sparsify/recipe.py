@@ -113,7 +113,7 @@ def sparsify_checkpoint(
     }
     run = Run(directory, out, file, job, windows_of, device, say, watch or unwatched)
     with disk_errors(run.work.path, lambda: ". Make room: the same command goes on"):
-        run.measure_dense(training)
+        run.measure_dense(training, rounding is not None)
         run.prune(method, rule, ignore)
         if training is not None:
             run.recover(training)

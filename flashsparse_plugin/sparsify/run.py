@@ -123,13 +123,13 @@ class Run:
         """Loads a model to compute with; weights are stored in their own dtype all the same."""
         return load_model(directory, self.dtype, dense, self.device)
 
-    def measure_dense(self, training: LoRA | None) -> None:
+    def measure_dense(self, training: LoRA | None, rounds: bool) -> None:
         """Judges the dense model, and says how long the rest will take."""
         model = self.load(self.directory)
         if note := few_tokens(model, self.windows):
             self.made.notes.append(note)
         estimate = estimate_seconds(model, self.windows, training)
-        self.say(_told(estimate, training, self.work.last(), self.device))
+        self.say(_told(estimate, training, rounds, self.work.last(), self.device))
         self.made.perplexity |= self.judged("dense", lambda: model)
 
     def prune(self, method: str, rule: Mapping[str, Any], ignore: Sequence[str]) -> None:
@@ -252,7 +252,9 @@ def _perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text
     return perplexity(model, tokenizer, text, min(_CONTEXT, limit or _CONTEXT), _MOST, batch_size=1)
 
 
-def _told(estimate: Estimate, training: LoRA | None, last: str | None, device: str) -> str:
+def _told(
+    estimate: Estimate, training: LoRA | None, rounds: bool, last: str | None, device: str
+) -> str:
     """How long what is left to do will take."""
     left = STAGES[STAGES.index(last) + 1 :] if last is not None else STAGES
     seconds = sum(taken for name, taken in estimate.seconds.items() if name in left)
@@ -262,6 +264,7 @@ def _told(estimate: Estimate, training: LoRA | None, last: str | None, device: s
         f"{'Pruning and recovering' if training else 'Pruning'} will take about "
         f"{duration(seconds)}{'' if last is None else ' more'} on this "
         f"{'GPU' if device == 'cuda' else 'CPU'}. That is an estimate from a pass over "
-        f"{estimate.tokens:,} tokens, which took {estimate.took:.2g} s; packing comes on top."
+        f"{estimate.tokens:,} tokens, which took {estimate.took:.2g} s; "
+        f"{'rounding to 4 bits and packing come' if rounds else 'packing comes'} on top."
         f"{busy()}"
     )

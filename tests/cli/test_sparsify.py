@@ -257,6 +257,7 @@ def test_values_of_four_bits_are_rounded_by_inputs(model_dir, text, tmp_path):
     how += ["--json", *QUICK]
     result = sparsify(model_dir, tmp_path / "out", *how)
     assert result.exit_code == 0, result.stderr
+    assert "rounding to 4 bits and packing come on top" in " ".join(result.stderr.split())
     done = ModelCard.load(tmp_path / "out" / "README.md").data.to_dict()["rounding"]
     assert done["format"] == "2:4-int4 group=32" and 0 < done["after"] < done["before"]
     assert [each.name for each in tmp_path.iterdir()] == ["out"]
