@@ -177,8 +177,8 @@ class Run:
             # From the file, where weights are rounded, as a run that goes on has them.
             self._recover(name, method, stored, self.load(stored.directory), dense)
             shutil.rmtree(self.work.path / last)
-        directory = ModelDirectory(self.work.path / "recovered")
-        self.made.perplexity |= self.judged("recovered", lambda: self.load(directory))
+        path = self.work.path / "recovered"
+        self.made.perplexity |= self.judged("recovered", lambda: self.load(ModelDirectory(path)))
 
     def _recover(
         self,

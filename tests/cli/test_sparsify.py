@@ -265,3 +265,20 @@ def test_values_of_four_bits_are_rounded_by_inputs(model_dir, text, tmp_path):
     packed = json.loads(result.stdout)["packed"]
     errors = [each["error"] for each in packed["layers"] if each["error"] is not None]
     assert len(errors) == 21 and max(errors) < 0.005
+
+
+def test_a_run_goes_on_behind_its_rounding(model_dir, text, tmp_path, monkeypatch):
+    how = ["--calibration", text, "--format", "2:4-int4", *QUICK]
+
+    def stop(*_, **__):
+        raise RuntimeError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recipe, "convert_checkpoint", stop)
+        assert sparsify(model_dir, tmp_path / "out", *how).exit_code == 1
+    left = [each.name for each in (tmp_path / "out.sparsify").iterdir() if each.is_dir()]
+    assert left == ["rounded"]
+    monkeypatch.setattr(run, "write_rounded", stop)
+    result = sparsify(model_dir, tmp_path / "out", *how)
+    assert result.exit_code == 0, result.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
