@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +41,7 @@ class Choice:
         name, options = read_format(self.format, self.options)
         return get_format(name).scheme(dtype, options)
 
-    @property
+    @functools.cached_property
     def rounding(self) -> Quantization | None:
         """The codes that `flashsparse round` rounds it to; None where it leaves it as it is."""
         return None if self.format == DENSE else rounding_of(self.format, self.options)

@@ -28,25 +28,21 @@ def rule_of(
     options: Mapping[str, Any],
 ) -> tuple[dict[str, Any], str]:
     """What `prune` is told of the zeros, and the format that holds them."""
-    if format == AUTO and options:
+    if pattern is not None and ":" not in pattern:
+        raise FormatError(f"{pattern!r} is not a pattern N:M such as 2:4")
+    packing = format or pattern or DEFAULT_FORMAT
+    if packing == AUTO and options:
         raise FormatError("auto chooses formats and their options: leave --option out, or name one")
-    given = None if format in (None, AUTO) else _pattern_of(str(format), options)
-    wanted = given
-    if pattern is not None:
-        if ":" not in pattern:
-            raise FormatError(f"{pattern!r} is not a pattern N:M such as 2:4")
-        wanted = _pattern_of(pattern, {} if format is not None else options)
-    if given is not None and wanted != given:
+    held = None if packing == AUTO else _pattern_of(packing, options)
+    wanted = held if format is None or pattern is None else _pattern_of(pattern, {})
+    if held is not None and wanted != held:
         raise FormatError(
             f"--format {format} cannot hold --pattern {pattern}: leave one of the two out"
         )
     if wanted is None:
-        packing = format or DEFAULT_FORMAT
-        if packing != AUTO:
-            _pattern_of(packing, options)
         return {"sparsity": 0.5 if sparsity is None else sparsity}, packing
     rule = {"sparsity": sparsity, "pattern": wanted[:2], "vector_length": wanted[2]}
-    return rule, format or str(pattern)
+    return rule, packing
 
 
 def _pattern_of(format: str, options: Mapping[str, Any]) -> tuple[int, int, int] | None:
