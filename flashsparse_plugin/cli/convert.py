@@ -27,7 +27,7 @@ from .models import (
     show_pushed,
     try_it,
 )
-from .options import Destination, Ignore, Overwrite, Push, ReportAsJson
+from .options import Destination, Ignore, Overwrite, Push, ReportAsJson, recipe_option
 
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint import ConversionReport
@@ -64,16 +64,7 @@ def convert(
             help="Round all matrices to it: float16 or bfloat16.", show_default="as they are"
         ),
     ] = None,
-    recipe: Annotated[
-        Path | None,
-        typer.Option(
-            help="What flashsparse fit chose for each layer, in place of --format.",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-        ),
-    ] = None,
+    recipe: Annotated[Path | None, recipe_option("in place of --format")] = None,
     ignore: Ignore = None,
     head: Annotated[
         str | None,

@@ -15,13 +15,13 @@ from .console import err, out, print_json, table, usage
 from .models import (
     Dtype,
     best_device,
+    draw_windows,
     fastest,
     load_model,
-    load_tokenizer,
     model_directory,
     model_name,
 )
-from .options import DenseModel, Ignore, Length, ReportAsJson, Samples, Seed
+from .options import CalibrationText, DenseModel, Ignore, Length, ReportAsJson, Samples, Seed
 from .prune import Method
 
 if TYPE_CHECKING:
@@ -34,12 +34,7 @@ def fit(
         Path, typer.Argument(help="File to write; must not exist.", metavar="RECIPE")
     ],
     bits: Annotated[float, typer.Option(help="Bits a weight, over all layers together.")],
-    calibration: Annotated[
-        Path,
-        typer.Option(
-            help="Text of the kind the model will see.", exists=True, dir_okay=False, readable=True
-        ),
-    ],
+    calibration: CalibrationText,
     device: Annotated[
         str | None,
         typer.Option(
@@ -91,7 +86,7 @@ def fit(
         )
         from flashsparse_plugin.modules import shape_of
         from flashsparse_plugin.names import LM_HEAD
-        from flashsparse_plugin.pruning import calibration_windows, prunable_linears
+        from flashsparse_plugin.pruning import prunable_linears
         from flashsparse_plugin.pruning.calibration import calibration_batches
 
         target = None
@@ -109,8 +104,7 @@ def fit(
         stored = half_dtype(loaded.dtype)  # which convert packs in
         if fastest(Dtype.auto, directory, here) is Dtype.float32:
             loaded = loaded.float()
-        text = calibration.read_text(encoding="utf-8", errors="replace")
-        windows = calibration_windows(load_tokenizer(source), text, samples, length, seed)
+        windows = draw_windows(source, calibration, samples, length, seed)
     dense = [*([LM_HEAD] if ignore is None else ignore), *StoredModel(directory).unfit()]
     linears = prunable_linears(loaded, dense)
     batches = calibration_batches(loaded, windows, 8)

@@ -16,6 +16,7 @@ from rich.text import Text
 from .console import err, out, size, usage
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from flashsparse_plugin.checkpoint import ModelDirectory
@@ -251,3 +252,17 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     from flashsparse_plugin import loading
 
     return loading.load_tokenizer(path)
+
+
+def draw_windows(model: Path, text: Path, samples: int, length: int, seed: int) -> Tensor:
+    """Calibration windows of a text file, in tokens of a model: see `calibration_windows`."""
+    from flashsparse_plugin.pruning import calibration_windows
+
+    words = text.read_text(encoding="utf-8", errors="replace")
+    return calibration_windows(load_tokenizer(model), words, samples, length, seed)
+
+
+def refuse_existing(destination: Path) -> None:
+    """Raises the error of a command line whose output is there already, and not empty."""
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise usage(f"{destination} exists already: remove it or choose another name", "OUT")

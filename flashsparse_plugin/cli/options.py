@@ -17,6 +17,16 @@ Destination = Annotated[
     Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
 ]
 
+
+_TEXT = typer.Option(
+    help="Text of the kind the model will see.", exists=True, dir_okay=False, readable=True
+)
+CalibrationText = Annotated[Path, _TEXT]
+OptionalText = Annotated[Path | None, _TEXT]
+FormatOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Option of the format, such as group=64.", metavar="NAME=VALUE"),
+]
 Samples = Annotated[int, typer.Option(min=1, help="Calibration windows.")]
 Length = Annotated[int, typer.Option(min=1, help="Tokens per window.")]
 Seed = Annotated[int, typer.Option(help="Seed for sampling windows.")]
@@ -33,6 +43,19 @@ WrittenDtype = Annotated[
 ActivationsDtype = Annotated[
     Dtype, typer.Option("--dtype", help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
 ]
+
+
+def recipe_option(instead: str) -> typer.models.OptionInfo:
+    """The option --recipe, whose help ends in what it stands for."""
+    return typer.Option(
+        help=f"What flashsparse fit chose for each layer, {instead}.",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+    )
+
+
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")]
 Push = Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")]
 ReportAsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]

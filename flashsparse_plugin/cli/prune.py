@@ -19,12 +19,13 @@ from .models import (
     Dtype,
     best_device,
     do_push,
+    draw_windows,
     fastest,
     load_model,
-    load_tokenizer,
     may_push,
     model_directory,
     model_name,
+    refuse_existing,
     show_pushed,
 )
 from .options import (
@@ -32,11 +33,13 @@ from .options import (
     Destination,
     Ignore,
     Length,
+    OptionalText,
     Push,
     ReportAsJson,
     Samples,
     Seed,
     WrittenDtype,
+    recipe_option,
 )
 from .prune_show import show, show_next
 
@@ -139,12 +142,7 @@ def prune(
             show_default="row for wanda, else layer",
         ),
     ] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text of the kind the model will see.", exists=True, dir_okay=False, readable=True
-        ),
-    ] = None,
+    calibration: OptionalText = None,
     mask: Annotated[
         Path | None,
         typer.Option(
@@ -162,16 +160,7 @@ def prune(
             help="Of mixtures: inputs of experts count by the router's weights.",
         ),
     ] = False,
-    recipe: Annotated[
-        Path | None,
-        typer.Option(
-            help="What flashsparse fit chose for each layer, instead of one pattern for all.",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-        ),
-    ] = None,
+    recipe: Annotated[Path | None, recipe_option("instead of one pattern for all")] = None,
     samples: Samples = 128,
     length: Length = 512,
     seed: Seed = 0,
@@ -231,8 +220,7 @@ def prune(
         )
     if method is Method.magnitude and calibration is not None and not measured:
         raise usage("magnitude uses no text: leave it out, or use --method wanda", "--calibration")
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise usage(f"{destination} exists already: remove it or choose another name", "OUT")
+    refuse_existing(destination)
     if permute and pattern is None and mask is None:
         raise usage("spreads columns over the windows of a pattern: give --pattern", "--permute")
     publisher = may_push(push)
@@ -270,10 +258,7 @@ def prune(
         stored = StoredModel(directory)
         windows = None
         if calibration is not None:
-            text = calibration.read_text(encoding="utf-8", errors="replace")
-            windows = pruning.calibration_windows(
-                load_tokenizer(source), text, samples, length, seed
-            )
+            windows = draw_windows(source, calibration, samples, length, seed)
     untouched = [*(ignore if ignore is not None else [LM_HEAD]), *stored.unfit()]
     untouched += unwritable_experts(stored)
     if preset is not None:

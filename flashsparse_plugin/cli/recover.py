@@ -22,15 +22,25 @@ from .models import (
     Dtype,
     best_device,
     do_push,
+    draw_windows,
     fastest,
     load_model,
-    load_tokenizer,
     may_push,
     model_directory,
     model_name,
     show_pushed,
 )
-from .options import Destination, Length, Overwrite, Push, ReportAsJson, Samples, Seed, WrittenDtype
+from .options import (
+    CalibrationText,
+    Destination,
+    Length,
+    Overwrite,
+    Push,
+    ReportAsJson,
+    Samples,
+    Seed,
+    WrittenDtype,
+)
 
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint.prune.recovered import RecoveryReport
@@ -51,15 +61,7 @@ def recover(
         typer.Argument(help="Directory of the dense model, before pruning.", metavar="DENSE"),
     ],
     destination: Destination,
-    calibration: Annotated[
-        Path,
-        typer.Option(
-            help="Text of the kind the model will see.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-        ),
-    ],
+    calibration: CalibrationText,
     samples: Samples = 128,
     length: Length = 512,
     seed: Seed = 0,
@@ -122,13 +124,12 @@ def recover(
     from flashsparse_plugin.checkpoint.card.record import Calibration
     from flashsparse_plugin.checkpoint.prune.recovered import write_recovered
     from flashsparse_plugin.checkpoint.read.linears import StoredModel
-    from flashsparse_plugin.pruning import calibration_windows, few_tokens
+    from flashsparse_plugin.pruning import few_tokens
     from flashsparse_plugin.sparsify import write_recovered_card
 
     start = time.perf_counter()
     with err.status(f"Loading {model_name(source)} and {model_name(original)}"):
-        text = calibration.read_text(encoding="utf-8", errors="replace")
-        windows = calibration_windows(load_tokenizer(source), text, samples, length, seed)
+        windows = draw_windows(source, calibration, samples, length, seed)
         device = best_device()
         opened = [ModelDirectory(path) for path in (source, original)]
         computed = fastest(dtype, opened[0], device)

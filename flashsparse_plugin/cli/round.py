@@ -18,15 +18,28 @@ from .models import (
     Dtype,
     best_device,
     do_push,
+    draw_windows,
     fastest,
     load_model,
-    load_tokenizer,
     may_push,
     model_directory,
     model_name,
     parse_option,
+    refuse_existing,
+    show_pushed,
 )
-from .options import Destination, Ignore, Length, Push, ReportAsJson, Samples, Seed
+from .options import (
+    CalibrationText,
+    Destination,
+    FormatOption,
+    Ignore,
+    Length,
+    Push,
+    ReportAsJson,
+    Samples,
+    Seed,
+    recipe_option,
+)
 from .recover import errors_by_kind
 
 if TYPE_CHECKING:
@@ -42,12 +55,7 @@ def round(
         ),
     ],
     destination: Destination,
-    calibration: Annotated[
-        Path,
-        typer.Option(
-            help="Text of the kind the model will see.", exists=True, dir_okay=False, readable=True
-        ),
-    ],
+    calibration: CalibrationText,
     format: Annotated[
         str | None,
         typer.Option(
@@ -56,20 +64,8 @@ def round(
             show_default="that of --recipe",
         ),
     ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(help="Option of the format, such as group=64.", metavar="NAME=VALUE"),
-    ] = None,
-    recipe: Annotated[
-        Path | None,
-        typer.Option(
-            help="What flashsparse fit chose for each layer, in place of --format.",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-        ),
-    ] = None,
+    option: FormatOption = None,
+    recipe: Annotated[Path | None, recipe_option("in place of --format")] = None,
     samples: Samples = 128,
     length: Length = 512,
     seed: Seed = 0,
@@ -95,8 +91,7 @@ def round(
         raise usage("give either --format or --recipe", "--format")
     if recipe is not None and option:
         raise usage("the recipe names the formats: leave --option out", "--recipe")
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise usage(f"{destination} exists already: remove it or choose another name", "OUT")
+    refuse_existing(destination)
     publisher = may_push(push)
     options = dict(parse_option(text) for text in option or [])
     with err.status("Starting"):
@@ -108,7 +103,7 @@ def round(
         from flashsparse_plugin.checkpoint.write.room import require_room
         from flashsparse_plugin.fitting import Recipe
         from flashsparse_plugin.packed import FormatError
-        from flashsparse_plugin.pruning import calibration_windows, prunable_linears, rounding_of
+        from flashsparse_plugin.pruning import prunable_linears, rounding_of
         from flashsparse_plugin.sparsify import write_rounded_card
 
     # What is to be rounded is known before a model is loaded.
@@ -138,8 +133,7 @@ def round(
         computed = fastest(Dtype.auto, directory, device)
         loaded = load_model(directory, computed, dense=True, device=device)
         stored = StoredModel(directory)
-        text = calibration.read_text(encoding="utf-8", errors="replace")
-        windows = calibration_windows(load_tokenizer(source), text, samples, length, seed)
+        windows = draw_windows(source, calibration, samples, length, seed)
     untouched = [*([LM_HEAD] if ignore is None else ignore), *stored.unfit()]
     untouched += unwritable_experts(stored)
     linears = prunable_linears(loaded, untouched, experts=True)
@@ -179,3 +173,4 @@ def round(
     how = f"--recipe {recipe}" if recipe else f"--format {format}"
     how += "".join(f" --option {text}" for text in option or [])
     out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED {how}"), soft_wrap=True)
+    show_pushed(pushed)

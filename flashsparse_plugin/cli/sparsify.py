@@ -25,6 +25,7 @@ from .models import (
 from .options import (
     DenseModel,
     Destination,
+    FormatOption,
     Ignore,
     Length,
     Overwrite,
@@ -78,10 +79,7 @@ def sparsify(
             show_default="the pattern, else tiled_bitmap",
         ),
     ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(help="Option of the format, such as group=64.", metavar="NAME=VALUE"),
-    ] = None,
+    option: FormatOption = None,
     samples: Samples = 64,
     length: Length = 256,
     seed: Seed = 0,
