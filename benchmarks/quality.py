@@ -35,7 +35,14 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flashsparse_plugin.evaluation import Effort, Method, chart, measure, parse_method, sizes
+from flashsparse_plugin.evaluation import (
+    Effort,
+    Method,
+    apply_method,
+    chart,
+    measure,
+    parse_method,
+)
 from flashsparse_plugin.evaluation.methods import Packed
 from flashsparse_plugin.fitting import CHOICES, Measured, Recipe, choose_by_bits, measure_losses
 from flashsparse_plugin.formats.values.quantization import Quantization
@@ -231,12 +238,7 @@ def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator
             model = load(method.dtype if method and method.dtype else torch.bfloat16)
             if kept:
                 model.load_state_dict(kept)
-            names = sizes.linear_names(model)
-            count = sizes.count(model, names)
-            zeros = sizes.zeros(model, names) / count
-            if method is not None:
-                method.apply(model, names)
-            held = sizes.sizes_of(model, names, count)
+            held, zeros = apply_method(model, method)
             found = measure(model, tokenizer, text[begin:], held, zeros, effort)
             yield {
                 "rule": rule.title,

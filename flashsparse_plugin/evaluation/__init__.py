@@ -14,13 +14,14 @@ chart.py    quality against bytes, as a picture
 """
 
 from .measure import Effort, Figures, measure
-from .methods import Method, method_names, parse_method
+from .methods import Method, apply_method, method_names, parse_method
 from .quality import perplexity
 
 __all__ = [
     "Effort",
     "Figures",
     "Method",
+    "apply_method",
     "measure",
     "method_names",
     "parse_method",

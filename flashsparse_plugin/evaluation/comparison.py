@@ -14,7 +14,7 @@ from ..packed import FormatError, dtype_name
 from ..text import token_stream
 from . import sizes
 from .measure import Effort, Figures, measure
-from .methods import Method, Packed
+from .methods import Method, Packed, apply_method
 
 Tell = Callable[[str], None]
 
@@ -108,10 +108,7 @@ class Comparison:
     def _as_it_is(self, path: Path, name: str, tokenizer: Any) -> Line:
         self.on_progress(f"{name}, as it is: loading")
         model = load_model(path, self.dtype, device=self.device)
-        layers = sizes.linear_names(model)
-        weights = sizes.count(model, layers)
-        sparsity = sizes.zeros(model, layers) / weights
-        found = sizes.sizes_of(model, layers, weights)
+        found, sparsity = apply_method(model, None)
         found = replace(found, disk=sizes.stored_bytes(path))
         packed = [m.scheme.title for m in model.modules() if isinstance(m, SparseLinear)]
         what = " and ".join(dict.fromkeys(packed)) or dtype_name(model.dtype)
@@ -124,15 +121,11 @@ class Comparison:
         self.on_progress(f"{name}, {method.title}: loading")
         own = self.dtype if method.dtype is None else dtype_name(method.dtype)
         model = load_model(path, own, device=self.device)
-        layers = sizes.linear_names(model)
-        weights = sizes.count(model, layers)
-        sparsity = sizes.zeros(model, layers) / weights
         try:
-            method.apply(model, layers)
+            found, sparsity = apply_method(model, method)
         except FormatError as error:
             self.on_note(f"{name} cannot be {method.title}: {error}")
             return None
-        found = sizes.sizes_of(model, layers, weights)
         self.on_progress(f"{name}, {method.title}: measuring")
         effort = self.effort if method.is_timed else replace(self.effort, decode_tokens=0)
         figures = measure(model, tokenizer, self.text, found, sparsity, effort)

@@ -21,6 +21,7 @@ from ..formats.values.dtypes import fitted, packable_dtype
 from ..linear import SparseLinear
 from ..modules import bias_of, weight_of
 from ..packed import FormatError
+from . import sizes
 from .rivals import RIVALS
 
 
@@ -88,6 +89,27 @@ class Packed:
             made.compute_dtype = weight.dtype
             model.set_submodule(name, made)
         use_decode_kernels(model)  # as from_pretrained does
+
+
+def apply_method(model: nn.Module, method: Method | None) -> tuple[sizes.Sizes, float]:
+    """Makes of the linear layers of a dense model what a method says, in place.
+
+    Args:
+        model: The model.
+        method: What to make of it; None leaves it as it is.
+
+    Returns:
+        What the weights of these layers take then, and the share of zeros that they had.
+
+    Raises:
+        FormatError: As the method does, for a weight that cannot be that.
+    """
+    names = sizes.linear_names(model)
+    weights = sizes.count(model, names)
+    zeros = sizes.zeros(model, names) / weights
+    if method is not None:
+        method.apply(model, names)
+    return sizes.sizes_of(model, names, weights), zeros
 
 
 def method_names() -> tuple[str, ...]:

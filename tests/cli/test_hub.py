@@ -213,14 +213,15 @@ def account(monkeypatch):
     return Api
 
 
-@pytest.mark.parametrize("command", ["prune", "recover", "convert"])
+@pytest.mark.parametrize("command", ["prune", "recover", "round", "convert"])
 def test_what_is_complete_is_pushed(account, model_dir, text_file, tmp_path, command):
     more = {"prune": ["--method", "magnitude"], "convert": ["--pack-all"]}
     given = [model_dir]
     if command == "recover":
         given = [tmp_path / "pruned", model_dir]
         assert flashsparse("prune", model_dir, given[0], *more["prune"]).exit_code == 0
-        more["recover"] = ["--calibration", text_file, "--samples", "8", "--length", "32"]
+    windows = ["--calibration", text_file, "--samples", "8", "--length", "32"]
+    more |= {"recover": windows, "round": [*windows, "--format", "1:1-L128-int4"]}
     result = flashsparse(command, *given, tmp_path / "out", *more[command], "--push", "lab/tiny")
     assert result.exit_code == 0, result.stderr
     created, (what, name, files, replaced) = account.asked
