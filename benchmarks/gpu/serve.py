@@ -35,7 +35,7 @@ vLLM's own attention, as without us. attention runs dense weights with vLLM's at
 ours (--prompt makes contexts longer).
 
 Results are saved after each step; --limit ends the program after so many seconds, --only picks some
-of what is compared. --together starts all servers at once, which takes as long as one, and measures
+of what is compared, in the order given, the baseline first. --together starts all servers at once, which takes as long as one, and measures
 one after the other while the others are held (SIGSTOP): they share the GPU's memory. --profile adds
 how long the GPU takes for the CUDA graph of a decode step (graph_ms); beyond that a step takes the
 output head, the sampler, and the host. Mixtures route tokens to experts at random, as weights that
@@ -299,7 +299,7 @@ def main() -> int:
     methods = {each.name: each for each in methods_of(arguments)}
     if unknown := set(arguments.only or ()) - set(methods):
         parser.error(f"--only: there are {', '.join(methods)}, not {', '.join(sorted(unknown))}")
-    methods = {name: methods[name] for name in methods if name in (arguments.only or methods)}
+    methods = {name: methods[name] for name in arguments.only or methods}
     shape, name = dict(SHAPES[arguments.model]), name_of(arguments)
     shape["num_hidden_layers"] = arguments.layers or shape["num_hidden_layers"]
     arguments.out.mkdir(parents=True, exist_ok=True)
