@@ -30,7 +30,7 @@ class WgmmaPlan(NamedTuple):
     """The numbers of ExpertsWgmmaPlan; a shape of -1 lets the host plan."""
 
     down: int = 1
-    stages: int = 2
+    stages: int = 4
     clusters: int = 3
     unused: int = 0
     shape: int = -1

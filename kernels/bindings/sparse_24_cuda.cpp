@@ -45,7 +45,6 @@ void launch_wgmma(const LinearInputs& inputs, const Units& packed, const sparse_
   arguments.cols = static_cast<int>(cols);
   arguments.tokens = static_cast<int>(tokens);
   arguments.cut(plan);
-  arguments.weight_stages = plan.weight_stages();
   if (plan.shares_tiles(rows, tokens)) {
     STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
   }

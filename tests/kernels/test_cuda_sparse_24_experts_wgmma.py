@@ -37,7 +37,7 @@ def many(*arguments: Any, **rest: Any) -> Experts:
     return replace(random_experts(*arguments, **rest), rounded_groups=(32, 64, 128))
 
 
-def plans(shape: int, *, down: int = 1, stages: int = 2, clusters: int = 3):
+def plans(shape: int, *, down: int = 1, stages: int = 4, clusters: int = 3):
     """w13's and w2's."""
     return (
         WgmmaPlan(down, stages, clusters, 0, shape),
@@ -57,7 +57,7 @@ def native_cases() -> list[Case]:
         routed(small, everyone, 1, plans=plans(0, down=2, stages=4, clusters=1)),
         routed(biased, everyone.long(), 2, activation=GPT_OSS, plans=plans(0, down=4)),
         routed(small, uniform(1, 3, 5), 4, plans=plans(0, clusters=9)),  # most have nothing to do
-        routed(halves, uniform(9, 3, 7), 5, map=elsewhere, plans=plans(2, stages=3)),
+        routed(halves, uniform(9, 3, 7), 5, map=elsewhere, plans=plans(2, stages=5)),
         routed(biased, uniform(33, 1, 4), 7, weights_on_input=True, plans=plans(3, down=2)),
         routed(biased, uniform(40, 2, 4), 6, plans=plans(3, down=4, clusters=2)),
         routed(halves, torch.tensor([[0, 9], [-1, 2]]).int(), 8, plans=plans(2)),  # no such

@@ -36,18 +36,18 @@ from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 DRIVER, CODES_X = "sparse_24/wgmma_driver", "sparse_24/wgmma_codes_driver"
 HEADER = KERNELS / "cuda" / "sparse_24" / "wgmma_plan.h"
-LISTED = re.findall(r"^  X\((\d+), (\d+), ([\d |]+), (\w+)\)", HEADER.read_text(), re.M)
-# Tokens of a tile, warpgroups, and whether weights come through a ring.
-SHAPES = [(int(tokens), int(groups), ring == "true") for tokens, groups, _, ring in LISTED]
-NATIVE = [shape for shape, (_, _, bits, _) in enumerate(LISTED) if "16" in bits]
+LISTED = re.findall(r"^  X\((\d+), (\d+), (\d+), ([\d |]+)\)", HEADER.read_text(), re.M)
+# Tokens of a tile, groups of 64 rows, and how many of them a warpgroup multiplies.
+SHAPES = [tuple(map(int, numbers)) for *numbers, _ in LISTED]
+NATIVE = [shape for shape, (*_, bits) in enumerate(LISTED) if "16" in bits]
 
 
-def shape_of(tokens: int, groups: int, ring: bool = False) -> int:
+def shape_of(tokens: int, groups: int, high: int = 1) -> int:
     """The number of a compiled shape."""
-    return SHAPES.index((tokens, groups, ring))
+    return SHAPES.index((tokens, groups, high))
 
 
-RING, WIDE_RING = shape_of(32, 4, True), shape_of(32, 5, True)
+HIGH, WIDE_HIGH = shape_of(32, 4, 2), shape_of(32, 6, 2)
 
 
 class Plan(NamedTuple):
@@ -56,11 +56,11 @@ class Plan(NamedTuple):
     shape: int = -1
     down: int = 1
     depth: int = 1
-    stages: int = 3
+    stages: int = 5  # panels of x, of which most shapes take two at once
     clusters: int = 1
 
 
-def planned(number: int, shape: int, down: int, clusters: int, stages: int = 3) -> Case:
+def planned(number: int, shape: int, down: int, clusters: int, stages: int = 5) -> Case:
     """A launch of a compiled shape, over ends of rows, columns and tokens that fit nothing."""
     tokens, groups, _ = SHAPES[shape]
     rows = 64 * groups * down + (17 if clusters > 1 else -21)
@@ -74,7 +74,7 @@ def test_every_compiled_shape_is_right(driver):
     for shape in NATIVE:
         for down in (1, 2) if SHAPES[shape][1] == 2 else (1,):
             number = len(cases)
-            cases.append(planned(number, shape, down, 1 + number % 3, 2 + number % 2))
+            cases.append(planned(number, shape, down, 1 + number % 3, 4 + number % 2))
         if SHAPES[shape][0] % 64:  # sums of clusters are added up in other portions
             cases.append(planned(len(cases), shape, 1, 3))
     cases.append(planned(1, 0, 4, 1))
@@ -82,18 +82,18 @@ def test_every_compiled_shape_is_right(driver):
 
 
 def test_many_tokens_take_several_tiles(driver):
-    case = random_case(130, 270, 64 * 2 + 5, 4, plan=Plan(0, 1, 1, 2, 2))
-    require_all(driver(DRIVER, "plain"), [case, replace(case, plan=Plan(0, 2, 1, 2, 1))])
+    case = random_case(130, 270, 64 * 2 + 5, 4, plan=Plan(0, 1, 1, 4, 2))
+    require_all(driver(DRIVER, "plain"), [case, replace(case, plan=Plan(0, 2, 1, 4, 1))])
 
 
 def test_blocks_behind_each_other_add_up_their_sums(driver):
     """Also where the last of them has less to do, and where rows and tokens end inside a tile."""
     cases = [
-        random_case(70, 513, 39, 1, plan=Plan(0, 1, 2, 2, 1)),
-        random_case(130, 1100, 70, 2, plan=Plan(0, 1, 4, 2, 4)),
-        random_case(200, 600, 9, 4, plan=Plan(0, 2, 2, 3, 1)),
-        random_case(60, 300, 97, 5, plan=Plan(shape_of(128, 2), 1, 2, 2, 1)),
-        random_case(60, 520, 97, 6, plan=Plan(shape_of(160, 2), 1, 2, 2, 1)),
+        random_case(70, 513, 39, 1, plan=Plan(0, 1, 2, 4, 1)),
+        random_case(130, 1100, 70, 2, plan=Plan(0, 1, 4, 4, 4)),
+        random_case(200, 600, 9, 4, plan=Plan(0, 2, 2, 5, 1)),
+        random_case(60, 300, 97, 5, plan=Plan(shape_of(128, 2), 1, 2, 4, 1)),
+        random_case(60, 520, 97, 6, plan=Plan(shape_of(160, 2), 1, 2, 4, 1)),
     ]
     require_all(driver(DRIVER, "plain"), cases)
 
@@ -110,20 +110,20 @@ def code_plans(values: str, group: int | None) -> list[Plan]:
     """Launches of shapes that load one unit at once and several; ranges that begin anywhere."""
     several = shape_of(64, 3)
     wide = ((96, 3), (144, 3)) if values == "int4" or group is not None else ((96, 4),)
-    plans = [Plan(several, 1, 1, 2, 3), Plan(several, 1, 2, 2, 1)]
-    return plans + [Plan(shape_of(*shape), 1, 1, 2, 1) for shape in wide]
+    plans = [Plan(several, 1, 1, 4, 3), Plan(several, 1, 2, 4, 1)]
+    return plans + [Plan(shape_of(*shape), 1, 1, 4, 1) for shape in wide]
 
 
-def ring_cases(values: str) -> list[Case]:
-    """Products of codes by way of a ring: of 3, 5 and 2 stages, those of the first used again.
+def high_cases(values: str) -> list[Case]:
+    """Products of codes by warpgroups of two groups of rows, also where the second has none.
 
     Also where clusters share tiles, and where blocks stand below and behind each other.
     """
     options = PatternOptions(n=2, m=4, values=values)
     return [
-        random_case(300, 1400, 9, 1, plan=Plan(WIDE_RING, 1, 1, 16, 1), options=options),
-        random_case(300, 900, 33, 2, plan=Plan(RING, 1, 1, 3, 3), options=options),
-        random_case(500, 1400, 20, 3, plan=Plan(WIDE_RING, 2, 2, 16, 1), options=options),
+        random_case(345, 1400, 9, 1, plan=Plan(WIDE_HIGH, 1, 1, 16, 1), options=options),
+        random_case(300, 900, 33, 2, plan=Plan(HIGH, 1, 1, 5, 3), options=options),
+        random_case(500, 1400, 20, 3, plan=Plan(WIDE_HIGH, 2, 2, 6, 1), options=options),
     ]
 
 
@@ -137,8 +137,8 @@ def test_codes_are_multiplied(driver, values, group):
 
 
 @pytest.mark.parametrize("values", ["fp8_e4m3", "int8"])
-def test_codes_come_through_a_ring(driver, values):
-    for case in ring_cases(values):
+def test_codes_are_multiplied_by_two_groups_of_rows_a_warpgroup(driver, values):
+    for case in high_cases(values):
         found = require_all(driver(DRIVER, "plain"), case.with_seeds())
         assert all(torch.equal(y, found[0]) for y in found)
 
@@ -161,11 +161,11 @@ ROUNDED = ("fp8_e4m3", "int8")
 
 def rounded_cases(values: str) -> list[Case]:
     """Products by codes of x; of one token nothing is left, another's largest is tiny."""
-    plans = [*code_plans(values, None), Plan(shape_of(64, 3), 2, 1, 2, 1)]
+    plans = [*code_plans(values, None), Plan(shape_of(64, 3), 2, 1, 4, 1)]
     cases = [of_codes(values, None, number, plan) for plan in plans for number in (1, 2)]
     cases = [replace(case, x_scales=None) for case in cases]
     cases[0].x[3], cases[0].x[4] = 0, cases[0].x[4] * 1e-20
-    return cases + ring_cases(values)
+    return cases + high_cases(values)
 
 
 @pytest.mark.parametrize("values", ROUNDED)
@@ -183,7 +183,7 @@ def test_sums_of_int8_are_exact(driver):
     """
     cases = rounded_cases("int8")
     options = PatternOptions(n=2, m=4, values="int8")
-    wide = random_case(40, 4100, 5, plan=Plan(RING, 1, 1, 2, 2), options=options)
+    wide = random_case(40, 4100, 5, plan=Plan(HIGH, 1, 1, 4, 2), options=options)
     weight = torch.where(wide.weight == 0, 0, wide.weight.abs() + 99)
     cases.append(replace(wide, x=wide.x.abs() + 99, weight=weight))
     cases = [replace(case, bias=None) for case in cases]
@@ -215,15 +215,15 @@ def test_every_product_as_it_is_planned(driver):
 
 def test_schedules_give_the_same_bits(driver):
     """Also sums between clusters, whichever comes last."""
-    case = random_case(140, 800, 9, 1, plan=Plan(0, 2, 1, 2, 3))
-    for each in (case, replace(case, plan=Plan(0, 1, 2, 2, 2))):
+    case = random_case(140, 800, 9, 1, plan=Plan(0, 2, 1, 4, 3))
+    for each in (case, replace(case, plan=Plan(0, 1, 2, 4, 2))):
         found = require_all(driver(DRIVER, "plain"), each.with_seeds())
         assert all(torch.equal(y, found[0]) for y in found)
 
 
 def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
     """Of weights that are kept; and what lies beyond the edges of a weight makes no NaN."""
-    case = random_case(40, 300, 6, 2, plan=Plan(0, 1, 1, 2, 1))
+    case = random_case(40, 300, 6, 2, plan=Plan(0, 1, 1, 4, 1))
     weight, x = case.weight.clone(), case.x.clone()
     row, column = (weight[:, 290:] != 0).nonzero()[-1].tolist()
     weight[row, 290 + column] = torch.inf
@@ -243,16 +243,16 @@ def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
 # Shapes of the cases below, which the sanitizers' programs are compiled for.
 FEW_SHAPES = with_few_shapes(
     "cuda/sparse_24/wgmma_plan.h",
-    sorted([0, 2, shape_of(64, 3), RING, WIDE_RING, shape_of(96, 4)]),
+    sorted([0, 2, shape_of(64, 3), HIGH, WIDE_HIGH, shape_of(96, 4)]),
 )
 
 
 @pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_sanitizers_find_nothing(sanitizer):
-    cases = [planned(3, 0, 2, 2, 2), planned(2, 2, 1, 1), random_case(17, 257, 70, 4, plan=Plan())]
-    cases.append(random_case(100, 700, 11, 3, plan=Plan(0, 1, 2, 2, 1)))
+    cases = [planned(3, 0, 2, 2, 4), planned(2, 2, 1, 1), random_case(17, 257, 70, 4, plan=Plan())]
+    cases.append(random_case(100, 700, 11, 3, plan=Plan(0, 1, 2, 4, 1)))
     cases += [of_codes(values, group, 2, code_plans(values, group)[0]) for values, group in CODES]
-    cases += ring_cases("fp8_e4m3")
+    cases += high_cases("fp8_e4m3")
 
     def made(name: str) -> Path:
         switched = sanitizer == "thread"
@@ -268,7 +268,7 @@ PARTS = {
     DRIVER: [
         f"cuda/{part}.cuh"
         for part in (
-            *("sparse_24/wgmma", "sparse_24/wgmma_weight_ring"),
+            "sparse_24/wgmma",
             *("mma_units/wgmma_x", "mma_units/wgmma_sums", "mma_units/partial_sums"),
         )
     ],
@@ -293,16 +293,16 @@ def unspared(driver: str, cases: list[Case], judge_one) -> list[str]:
 @pytest.mark.slow
 def test_no_barrier_can_be_spared():
     # Tiles that clusters share, and stages of x that are used again; clusters that run at once.
-    case = random_case(140, 600, 9, 1, plan=Plan(0, 2, 1, 2, 3))
-    cases = [case, replace(case, plan=Plan(0, 1, 1, 2, 3), seed=7)]
-    cases.append(replace(case, plan=Plan(0, 1, 2, 2, 2)))
-    cases += ring_cases("fp8_e4m3")
+    case = random_case(140, 600, 9, 1, plan=Plan(0, 2, 1, 4, 3))
+    cases = [case, replace(case, plan=Plan(0, 1, 1, 4, 3), seed=7)]
+    cases.append(replace(case, plan=Plan(0, 1, 2, 4, 2)))
+    cases += high_cases("fp8_e4m3")
     assert unspared(DRIVER, cases, judge) == []
 
 
 @pytest.mark.slow
 def test_no_barrier_of_the_quantising_kernel_can_be_spared():
-    cases = [of_codes("fp8_e4m3", None, 1, Plan(RING, 1, 1, 2, 1))]
+    cases = [of_codes("fp8_e4m3", None, 1, Plan(HIGH, 1, 1, 4, 1))]
     assert unspared(CODES_X, cases, lambda case, y: None) == []
 
 
@@ -314,7 +314,7 @@ def test_registers_of_a_product_that_are_overwritten_are_caught():
     early = text.replace("a_[panel % 2]", "a_[0]")
     assert early != text
     binary = compile_driver(DRIVER, "plain", {header: early})
-    ran = run(binary, [random_case(64, 600, 9, 1, plan=Plan(0, 1, 1, 2, 1))])
+    ran = run(binary, [random_case(64, 600, 9, 1, plan=Plan(0, 1, 1, 4, 1))])
     assert ran.returncode == EMULATOR_EXIT_CODE
     assert "registers of a wgmma" in ran.stderr.decode()
 
@@ -322,23 +322,24 @@ def test_registers_of_a_product_that_are_overwritten_are_caught():
 def test_a_plan_that_cannot_be_is_refused(driver):
     case = random_case(40, 300, 6, 2)
     for plan, told in (
+        (Plan(0, 1, 1, 3), "two stages at least"),
         (Plan(99), "no such shape"),
         (Plan(0, 3), "1, 2, 4 or 8 blocks"),
         (Plan(0, 4, 4), "1, 2, 4 or 8 blocks"),
         (Plan(shape_of(160, 2), 8), "the tokens of a tile in eights"),
         (Plan(shape_of(224, 2), 1, 8), "the tokens of a tile in eights"),
-        (Plan(shape_of(96, 4), 1, 1, 2, 1), "values of this type have no such shape"),
+        (Plan(shape_of(96, 4), 1, 1, 4, 1), "values of this type have no such shape"),
         (Plan(0, 1, 1, 17), "2 to 16 stages"),
         (Plan(len(SHAPES) - 1, 1, 1, 16), "too little shared memory"),
-        (Plan(0, 1, 1, 2, 3), "at least one step"),
+        (Plan(0, 1, 1, 4, 3), "at least one step"),
         (Plan(0, 1, 4), "fewer units of columns"),
-        (Plan(0, 1, 2, 2, 2), "as many clusters as tiles"),
+        (Plan(0, 1, 2, 4, 2), "as many clusters as tiles"),
     ):
         ran = run(driver(DRIVER, "plain"), [replace(case, plan=plan)])
         assert ran.returncode == 1 and told in ran.stderr.decode()
-    ran = run(driver(DRIVER, "plain"), [of_codes("int4", 128, 1, Plan(0, 1, 1, 2, 1))])
+    ran = run(driver(DRIVER, "plain"), [of_codes("int4", 128, 1, Plan(0, 1, 1, 4, 1))])
     assert ran.returncode == 1 and "no such shape" in ran.stderr.decode()
-    wide = of_codes("int8", None, 1, Plan(RING, 1, 1, 2, 1))
+    wide = of_codes("int8", None, 1, Plan(HIGH, 1, 1, 4, 1))
     header = wide.encode()[: 16 * 8]
     header = header[:8] + (2**18 + 1).to_bytes(8, "little") + header[16:]
     ran = subprocess.run([str(driver(CODES_X, "plain"))], input=header, capture_output=True)

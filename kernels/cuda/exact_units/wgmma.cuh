@@ -35,7 +35,8 @@ struct WgmmaShape {
   static constexpr int kThreads = wgmma_threads({kTokens, kGroups});
   static constexpr bool kMovesRegisters = wgmma_moves_registers(kTokens);
   static constexpr int kMultiplying = mma_units::wgmma_registers(kGroups);  // registers, then
-  static constexpr int kUnits = kGroups * 4;  // one for each consumer warp
+  static constexpr int kWarps = kGroups * 4, kUnits = kWarps;  // consumers: one for each unit
+  static constexpr int kStagePanels = mma_units::wgmma_stage_panels(kTokens);
   static constexpr uint32_t kPanelBytes = mma_units::wgmma_stage_bytes(kTokens);
   static constexpr int kJoined = mma_units::wgmma_joined(kTokens, 4);
 };
@@ -83,10 +84,12 @@ class WgmmaMultiplier {
     const uint32_t slot = weights.slot();
     FS_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
-      mbarrier_wait(x_.full(), x_.parity());
+      const int part = panel % Shape::kStagePanels;
+      if (part == 0) mbarrier_wait(x_.full(), x_.parity());
       wgmma_hold(sums_);
       wgmma_begin();
-      Operand::template multiply<Shape::kTokens>(sums_, a_[panel % 2], wgmma_operand(x_.panel()));
+      Operand::template multiply<Shape::kTokens>(sums_, a_[panel % 2],
+                                                 wgmma_operand(x_.panel(part)));
       wgmma_commit();
       // Prepares the next panel while this one is being multiplied.
       if (panel + 1 < kPanels) {
@@ -95,15 +98,18 @@ class WgmmaMultiplier {
         weights.release();
       }
       wgmma_wait(sums_);
-      add_exceptions(slot, panel);
-      x_.release(arguments_);
+      add_exceptions(slot, panel, x_.panel(part));
+      if (part + 1 < Shape::kStagePanels) continue;
+      x_.release(arguments_, x_.empty());
+      x_.advance();
     }
     weights.take();
     operand_.make(a_[0], weights, 0);
   }
 
-  // Adds the products of those of the unit's exceptions whose columns are in the panel.
-  __device__ __forceinline__ void add_exceptions(uint32_t slot, int panel) {
+  // Adds the products of those of the unit's exceptions whose columns are in the panel, of which x
+  // is at shared address `at`.
+  __device__ __forceinline__ void add_exceptions(uint32_t slot, int panel, uint32_t at) {
     const bool is_here =
         slot != 0 && slot_column(slot) / kPanelCols == static_cast<uint32_t>(panel);
     uint32_t left = __ballot_sync(~0u, is_here);
@@ -111,17 +117,17 @@ class WgmmaMultiplier {
     while (left != 0) {
       const uint32_t one = __shfl_sync(~0u, slot, __ffs(static_cast<int>(left)) - 1);
       left &= left - 1;
-      if (slot_row(one) % 8 == threadIdx.x % 32 / 4) add(one);
+      if (slot_row(one) % 8 == threadIdx.x % 32 / 4) add(one, at);
     }
   }
-  __device__ __forceinline__ void add(uint32_t slot) {
+  __device__ __forceinline__ void add(uint32_t slot, uint32_t at) {
     const float weight = to_float<BFloat16>(slot_bits(slot));
     const uint32_t column = slot_column(slot) % kPanelCols;
     const bool is_lower = slot_row(slot) >= 8;
     FS_UNROLL
     for (int i = 0; i < 2; ++i) {
       const uint32_t token = threadIdx.x % 4 * 2 + i;
-      const uint32_t from = x_.panel() + token * 128 + (column / 8 ^ token) * 16 + column % 8 * 2;
+      const uint32_t from = at + token * 128 + (column / 8 ^ token) * 16 + column % 8 * 2;
       FS_UNROLL
       for (int n = 0; n < Shape::kTokens / 8; ++n) {
         const float x = to_float<BFloat16>(load_shared<uint16_t>(from + n * 8 * 128));

@@ -91,9 +91,10 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-// As many stages of x as leave two of the weight, up to 8.
+// As many panels of x as leave two stages of the weight, up to 8, in those that come together.
 bool give_stages(WgmmaPlan& plan) {
-  for (plan.stages = 8; plan.stages >= 3; --plan.stages) {
+  const int together = mma_units::wgmma_stage_panels(plan.info().tokens);
+  for (plan.stages = 8; plan.stages >= 3; plan.stages -= together) {
     if (plan.weight_stages() >= 2) return true;
   }
   return false;

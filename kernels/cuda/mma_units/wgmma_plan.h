@@ -25,7 +25,7 @@ template <const auto& kShapes>
 struct WgmmaPlan {
   int shape;        // index into kShapes
   int down, depth;  // blocks of a cluster along the rows and along K: 1, 2, 4 or 8
-  int stages;       // of x, in shared memory
+  int stages;       // of x, in shared memory: panels
   int clusters;     // of the launch
 
   const auto& info() const { return kShapes[shape]; }

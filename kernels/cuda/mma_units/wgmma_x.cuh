@@ -16,17 +16,19 @@ template <class Shape>
 class WgmmaX {
  public:
   __device__ __forceinline__ WgmmaX(const WgmmaArguments& a, uint32_t shared)
-      : shared_(shared), stages_(a.stages) {}
+      : shared_(shared), stages_(a.stages / Shape::kStagePanels) {}
 
   // Called by one thread of each warp, which share the work, as each takes a thread some 50 ns; a
   // cluster barrier must follow.
   __device__ __forceinline__ void init(const WgmmaArguments& a, int warp) const {
     FS_NO_UNROLL
-    for (int i = warp; i < a.stages; i += Shape::kThreads / 32) {
+    for (int i = warp; i < stages_; i += Shape::kThreads / 32) {
       mbarrier_init(shared_ + i * kMbarrierBytes, 1);
-      mbarrier_init(shared_ + (kMostXStages + i) * kMbarrierBytes, Shape::kUnits * a.down);
+      mbarrier_init(shared_ + (kMostXStages + i) * kMbarrierBytes, Shape::kWarps * a.down);
     }
-    if (a.depth > 1 && warp < Shape::kUnits) mbarrier_init(sums(warp), a.depth);
+    FS_NO_UNROLL
+    for (int i = a.depth > 1 ? warp : Shape::kUnits; i < Shape::kUnits; i += Shape::kThreads / 32)
+      mbarrier_init(sums(i), a.depth);
     mbarrier_init_done();
   }
 
@@ -34,16 +36,18 @@ class WgmmaX {
   __device__ __forceinline__ uint32_t empty() const {
     return shared_ + (kMostXStages + stage_) * kMbarrierBytes;
   }
-  __device__ __forceinline__ uint32_t panel() const {
-    return shared_ + kBarrierBytes + stage_ * Shape::kPanelBytes;
+  // One of the stage's panels.
+  __device__ __forceinline__ uint32_t panel(int part = 0) const {
+    return shared_ + kBarrierBytes + (stage_ * Shape::kStagePanels + part) * Shape::kPanelBytes;
   }
-  // The barrier at which a warp's partial sums arrive from the blocks along K.
-  __device__ __forceinline__ uint32_t sums(int warp) const {
-    return shared_ + (2 * kMostXStages + warp) * kMbarrierBytes;
+  // The barrier at which the partial sums of one of the block's units arrive from those along K.
+  __device__ __forceinline__ uint32_t sums(int unit) const {
+    return shared_ + (2 * kMostXStages + unit) * kMbarrierBytes;
   }
   __device__ __forceinline__ uint32_t end() const {  // of all stages
-    return shared_ + kBarrierBytes + stages_ * Shape::kPanelBytes;
+    return shared_ + kBarrierBytes + stages_ * (Shape::kStagePanels * Shape::kPanelBytes);
   }
+  __device__ __forceinline__ int stages() const { return stages_; }
   __device__ __forceinline__ int stage() const { return stage_; }
   __device__ __forceinline__ uint32_t parity() const { return parity_; }
   __device__ __forceinline__ void advance() {
@@ -51,13 +55,12 @@ class WgmmaX {
     stage_ = 0;
     parity_ ^= 1;
   }
-  // The warp is done with the panel: arrives in every block that copies to it, and moves to the
-  // next stage.
-  __device__ __forceinline__ void release(const WgmmaArguments& a) {
+  // The warp is done with the panel that has this barrier: arrives in every block that copies to
+  // it.
+  __device__ __forceinline__ void release(const WgmmaArguments& a, uint32_t empty) const {
     __syncwarp();
     const int lane = threadIdx.x % 32;
-    if (lane < a.down) mbarrier_release_in(lane * a.depth + WgmmaTiles::part(a), empty());
-    advance();
+    if (lane < a.down) mbarrier_release_in(lane * a.depth + WgmmaTiles::part(a), empty);
   }
 
  private:
@@ -80,21 +83,24 @@ __device__ __forceinline__ void copy_x(const Arguments& a, const TensorMap& map,
   FS_NO_UNROLL
   for (int i = 0; i < a.down; ++i) all |= 1u << (i * a.depth + WgmmaTiles::part(a));
   if (a.down == 1) all = kThisBlock;
-  int unused = a.stages;  // stages that have not been filled yet
+  int unused = x.stages();  // that have not been filled yet
   FS_NO_UNROLL
   for (; !tiles.ended(); tiles.advance()) {
     const int token = tiles.token_tile(tiles.tile()) * Shape::kTokens + place * share;
     FS_NO_UNROLL
-    for (int panel = 0; panel < panels; ++panel) {
+    for (int panel = 0; panel < panels; panel += Shape::kStagePanels) {
       if (unused > 0) {
         --unused;
       } else {
         mbarrier_wait(x.empty(), x.parity() ^ 1);
       }
-      detail::mbarrier_arrive_expecting(x.full(), Shape::kPanelBytes);
-      copy_tile(x.panel() + place * share * 128, map, token,
-                (tiles.column() * panels + panel) * kTileCols, x.full(),
-                static_cast<uint16_t>(all));
+      detail::mbarrier_arrive_expecting(x.full(), Shape::kStagePanels * Shape::kPanelBytes);
+      FS_UNROLL
+      for (int part = 0; part < Shape::kStagePanels; ++part) {
+        copy_tile(x.panel(part) + place * share * 128, map, token,
+                  (tiles.column() * panels + panel + part) * kTileCols, x.full(),
+                  static_cast<uint16_t>(all));
+      }
       x.advance();
     }
   }

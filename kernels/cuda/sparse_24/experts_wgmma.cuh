@@ -42,10 +42,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   FS_DYNAMIC_SHARED(dynamic);
   const mma_units::WgmmaX<Shape> ring(arguments, shared_address(dynamic));
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
-  if (threadIdx.x == Shape::kUnits * 32) prefetch_tensor_map(x);
+  if (threadIdx.x == Shape::kWarps * 32) prefetch_tensor_map(x);
   // As in wgmma_kernel: shared with it, it changed the machine code of kernels that were timed.
   begin_cluster(arguments, ring, warp);
-  if (warp < Shape::kUnits) {
+  if (warp < Shape::kWarps) {
     setmaxnreg_inc<Shape::kMultiplying>();
     typename Multiplier::Weights weights(arguments, ring, warp);
     weights.begin();
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 template <class Type, class Values, int tokens, int groups, int bits>
 constexpr auto compiled_experts_kernel() -> decltype(ExpertsWgmmaCompiled::float16) {
-  if constexpr (WgmmaShapeInfo{{tokens, groups}, bits, false}.is_for(Values::kLayout)) {
+  if constexpr (WgmmaShapeInfo{{tokens, groups}, 1, bits}.is_for(Values::kLayout)) {
     return experts_wgmma_kernel<Type, WidenedOperand<Type, Values>,
                                 ExpertsWgmmaShape<tokens, groups>>;
   } else {

@@ -23,7 +23,7 @@ namespace flashsparse::sparse_24 {
   X(128, 2, 16)                              \
   X(192, 2, 16 | 8 | 4)
 
-#define FS_SPARSE_24_EXPERTS_WGMMA_INFO(tokens, groups, bits) {{tokens, groups}, bits, false},
+#define FS_SPARSE_24_EXPERTS_WGMMA_INFO(tokens, groups, bits) {{tokens, groups}, 1, bits},
 inline constexpr WgmmaShapeInfo kExpertsWgmmaShapes[] = {
     FS_SPARSE_24_EXPERTS_WGMMA_SHAPES(FS_SPARSE_24_EXPERTS_WGMMA_INFO)};
 #undef FS_SPARSE_24_EXPERTS_WGMMA_INFO
@@ -33,14 +33,14 @@ inline constexpr int kExpertsWgmmaShapeCount =
 struct ExpertsWgmmaPlan {
   int shape;     // index into kExpertsWgmmaShapes
   int down;      // blocks of a cluster, along the rows: 1, 2, 4 or 8
-  int stages;    // of x, in shared memory
+  int stages;    // of x, in shared memory: panels
   int clusters;  // of the launch
   bool gated = false;
 
   const WgmmaShapeInfo& info() const { return kExpertsWgmmaShapes[shape]; }
   int cluster() const { return down; }
   int blocks() const { return down * clusters; }
-  int threads() const { return wgmma_threads(info().groups, false); }
+  int threads() const { return wgmma_threads(info()); }
   int copied_tokens() const { return info().tokens / down; }  // of x, by a block
   int64_t shared_bytes() const;
   // Of an expert.

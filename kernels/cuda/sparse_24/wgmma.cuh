@@ -15,12 +15,8 @@
 // warpgroups. With two of them and 256 tokens, a panel takes the tensor cores 512 clocks; it takes
 // shared memory 512 for B, 256 for the copies of x, and 72 on the path that it shares with loads of
 // the weight: 840. In this time the L2 would have to deliver 9 KB of the weight and 32 KB of x, 50
-// bytes a clock, where it sustains 28 to 34: clusters of 2 need 30, clusters of 4 need 20. Up to 64
-// tokens shared memory has time to spare, and 8-bit values may come through it, by a ring
-// (wgmma_weight_ring.cuh).
+// bytes a clock, where it sustains 28 to 34: clusters of 2 need 30, clusters of 4 need 20.
 #pragma once
-#include <type_traits>
-
 #include "common/cluster.cuh"
 #include "common/device.cuh"
 #include "common/registers.cuh"
@@ -30,48 +26,48 @@
 #include "cuda/sparse_24/wgmma_compiled.h"
 #include "cuda/sparse_24/wgmma_operands.cuh"
 #include "cuda/sparse_24/wgmma_plan.h"
-#include "cuda/sparse_24/wgmma_weight_ring.cuh"
 #include "cuda/sparse_24/wgmma_weights.cuh"
 
 namespace flashsparse::sparse_24 {
 
 // Compile-time counterpart of an entry of kWgmmaShapes.
-template <int kTokens_,            // of a tile
-          int kGroups_,            // consumer warpgroups of a block
-          bool kHasRing_ = false>  // whether the weight comes through shared memory
+template <int kTokens_,    // of a tile
+          int kGroups_,    // of 64 rows of a block
+          int kHigh_ = 1>  // of which a consumer warpgroup multiplies so many
 struct WgmmaShape {
-  static constexpr mma_units::WgmmaShapeInfo kInfo{kTokens_, kGroups_};
-  static constexpr int kTokens = kTokens_, kGroups = kGroups_;
-  static constexpr bool kHasRing = kHasRing_;
-  static constexpr int kThreads = wgmma_threads(kGroups, kHasRing);
-  static constexpr int kUnits = kGroups * 4;  // one for each consumer warp
+  static constexpr WgmmaShapeInfo kInfo{{kTokens_, kGroups_}, kHigh_, 0};
+  static constexpr int kTokens = kTokens_, kGroups = kGroups_, kHigh = kHigh_;
+  static constexpr int kThreads = wgmma_threads(kInfo);
+  static constexpr int kWarps = kInfo.warpgroups() * 4;  // consumers, each of kHigh units
+  static constexpr int kUnits = kWarps * kHigh;
   static constexpr uint32_t kPanelBytes = mma_units::wgmma_stage_bytes(kTokens);
+  static constexpr int kStagePanels = kInfo.stage_panels();
   // Registers of a thread of the producer warpgroup, and of the consumers.
-  static constexpr int kCopying = kGroups == 2 ? 24 : 32;
-  static constexpr int kMultiplying = mma_units::wgmma_registers(kGroups);
+  static constexpr int kCopying = kInfo.warpgroups() == 2 ? 24 : 32;
+  static constexpr int kMultiplying = mma_units::wgmma_registers(kInfo.warpgroups());
   static constexpr int kJoined = mma_units::wgmma_joined(kTokens, 4);
   using Arguments = mma_units::WgmmaArguments;
   using Tiles = mma_units::WgmmaTiles;
 
-  // The epilogue of a warp, whose row of units in a tile is `unit`.
+  // The epilogue of a row of units: `unit` of its tile, `place` of its block.
   template <class Type, class Operand>
   static __device__ __forceinline__ auto store(const Arguments& a,
                                                const mma_units::WgmmaX<WgmmaShape>& x, int unit,
-                                               int warp) {
+                                               int place) {
     constexpr uint32_t kBuffer = kTokens * kUnitRows * uint32_t{sizeof(float)};
     using Sums =
         mma_units::WgmmaSums<Type, WgmmaShape,
                              token_scales_of(Operand::Values::kLayout.type, Operand::kXBytes),
                              typename Operand::Sum>;
-    return Sums(a, unit, x.end() + warp * kBuffer, x.sums(warp));
+    return Sums(a, unit, x.end() + place * kBuffer, x.sums(place));
   }
 };
 
 template <class Type, class Operand, class Shape>
 class WgmmaMultiplier {
  public:
-  using Weights = std::conditional_t<Shape::kHasRing, WgmmaWeightRing<Operand, Shape>,
-                                     WgmmaWeights<Operand, Shape>>;
+  using Weights = WgmmaWeights<Operand, Shape>;
+  static constexpr bool kBeginsEarly = begins_early(Shape::kInfo, Operand::Values::kLayout);
 
   __device__ __forceinline__ WgmmaMultiplier(const typename Shape::Arguments& arguments,
                                              const mma_units::WgmmaX<Shape>& x)
@@ -80,16 +76,18 @@ class WgmmaMultiplier {
   // `warp`: number of this warp in its block. The first loads of its weights have begun.
   __device__ __forceinline__ void run(Weights& weights, int warp) {
     typename Shape::Tiles tiles(arguments_);
-    const int unit = mma_units::WgmmaTiles::place_down(arguments_) * Shape::kUnits + warp;
-    const auto store = Shape::template store<Type, Operand>(arguments_, x_, unit, warp);
-    if constexpr (Shape::kHasRing) store.expect(tiles);
+    const int block = mma_units::WgmmaTiles::place_down(arguments_) * Shape::kUnits;
     griddepcontrol_wait();
-    operand_.make(a_[0], weights.first(), 0);
+    make(0, weights.first());
     int index = 0;  // of the current unit in those that are loaded at once
     FS_NO_UNROLL
     while (!tiles.ended()) {
       FS_UNROLL
-      for (int i = 0; i < Shape::kTokens / 2; ++i) sums_[i] = 0;
+      for (auto& sums : sums_) {
+        FS_UNROLL
+        for (auto& sum : sums) sum = 0;
+        wgmma_hold(sums);
+      }
       const auto tile = tiles.tile();
       bool more = true;  // whether the tile has more steps
       FS_NO_UNROLL
@@ -102,40 +100,59 @@ class WgmmaMultiplier {
           more = !tiles.advance() && !tiles.ended();
         }
       }
-      store.leave(sums_, tiles, tile);
-      if constexpr (Shape::kHasRing) {
-        if (!tiles.ended()) store.expect(tiles);
+      FS_UNROLL
+      for (int high = 0; high < kHigh; ++high) {
+        const int place = warp * kHigh + high;
+        Shape::template store<Type, Operand>(arguments_, x_, block + place, place)
+            .leave(sums_[high], tiles, tile);
       }
     }
   }
 
  private:
-  // Multiplies by a unit, whose first panel is in a_. While one warpgroup waits for its products,
-  // those of another run.
+  static constexpr int kHigh = Shape::kHigh;
+
+  // Multiplies by a unit of each row, whose first panel is in a_. The products of one panel run
+  // while A of the next is made: until the last, each wait leaves the latest running. Behind a wait
+  // for all of them ptxas would make A, to have it in the same registers.
   __device__ __forceinline__ void step(Weights& weights, int index) {
     constexpr int kPanels = Operand::kPanels;
     weights.before_products(index);
+    uint32_t used = 0;  // barrier of the previous stage of x
     FS_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
-      mbarrier_wait(x_.full(), x_.parity());
-      wgmma_hold(sums_);
+      const int part = panel % Shape::kStagePanels;
+      if (part == 0) mbarrier_wait(x_.full(), x_.parity());
       wgmma_begin();
-      Operand::template multiply<Shape::kTokens>(sums_, a_[panel % 2], wgmma_operand(x_.panel()));
+      FS_UNROLL
+      for (int high = 0; high < kHigh; ++high)
+        Operand::template multiply<Shape::kTokens>(sums_[high], a_[panel % 2][high],
+                                                   wgmma_operand(x_.panel(part)));
       wgmma_commit();
-      // Prepares the next panel while this one is being multiplied.
-      if (panel + 1 < kPanels) operand_.make(a_[(panel + 1) % 2], weights.unit(index), panel + 1);
-      wgmma_wait(sums_);
-      x_.release(arguments_);
-      if (panel == 0) weights.after_first_product();
+      wgmma_wait_but<1>();
+      if (part == 0 && panel > 0) x_.release(arguments_, used);
+      used = x_.empty();
+      if (part + 1 == Shape::kStagePanels) x_.advance();
+      if (panel + 1 < kPanels) make(panel + 1, weights.unit(index));
     }
-    operand_.make(a_[0], weights.advance(index), 0);
+    // A and metadata may lie in the registers of the units, which are about to hold others.
+    FS_UNROLL
+    for (auto& sums : sums_) wgmma_wait(sums);
+    x_.release(arguments_, used);
+    make(0, weights.advance(index));
+  }
+
+  __device__ __forceinline__ void make(int panel, const typename Weights::Units& units) {
+    FS_UNROLL
+    for (int high = 0; high < kHigh; ++high)
+      operands_[high].make(a_[panel % 2][high], units[high], panel);
   }
 
   const typename Shape::Arguments& arguments_;
-  mma_units::WgmmaX<Shape> x_;
-  typename Operand::A a_[2];  // of this panel and the next
-  Operand operand_;
-  typename Operand::Sum sums_[Shape::kTokens / 2];
+  mma_units::WgmmaX<Shape> x_;       // the next panel
+  typename Operand::A a_[2][kHigh];  // of this panel and the next
+  Operand operands_[kHigh];
+  typename Operand::Sum sums_[kHigh][Shape::kTokens / 2];
 };
 
 // Initializes the barriers of x, for all blocks of the cluster to see.
@@ -151,7 +168,7 @@ __device__ __forceinline__ void begin_cluster(const mma_units::WgmmaArguments& a
 template <class Shape, class Operand>
 __device__ __forceinline__ void copy_x(const typename Shape::Arguments& arguments,
                                        const TensorMap& x, const mma_units::WgmmaX<Shape>& ring) {
-  if (threadIdx.x != Shape::kUnits * 32) return;
+  if (threadIdx.x != Shape::kWarps * 32) return;
   griddepcontrol_wait();
   mma_units::copy_x<Shape, Operand::kPanels, typename Shape::Tiles>(arguments, x, ring);
 }
@@ -166,16 +183,18 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   FS_DYNAMIC_SHARED(dynamic);
   const mma_units::WgmmaX<Shape> ring(arguments, shared_address(dynamic));
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
-  const bool multiplies = warp < Shape::kUnits;
-  if (threadIdx.x == Shape::kUnits * 32) prefetch_tensor_map(x);
-  if constexpr (Shape::kHasRing) {
-    // A warp's ring needs no other warp: its copies begin before the block's barriers are there.
+  const bool multiplies = warp < Shape::kWarps;
+  if (threadIdx.x == Shape::kWarps * 32) prefetch_tensor_map(x);
+  if constexpr (Multiplier::kBeginsEarly) {
+    // Weights need no other warp: their loads begin before the block's barriers are there.
     typename Multiplier::Weights weights(arguments, ring, warp);
     if (multiplies) weights.begin();
     begin_cluster(arguments, ring, warp);
     if (multiplies) {
+      setmaxnreg_inc<Shape::kMultiplying>();
       Multiplier(arguments, ring).run(weights, warp);
     } else {
+      setmaxnreg_dec<Shape::kCopying>();
       copy_x<Shape, Operand>(arguments, x, ring);
     }
   } else {
@@ -194,10 +213,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-template <class Type, class Operand, int tokens, int groups, int bits, bool has_ring>
+template <class Type, class Operand, int tokens, int groups, int high, int bits>
 constexpr auto compiled_kernel() -> decltype(WgmmaCompiled::float16) {
-  if constexpr (WgmmaShapeInfo{{tokens, groups}, bits, has_ring}.is_for(Operand::Values::kLayout)) {
-    return wgmma_kernel<Type, Operand, WgmmaShape<tokens, groups, has_ring>>;
+  if constexpr (WgmmaShapeInfo{{tokens, groups}, high, bits}.is_for(Operand::Values::kLayout)) {
+    return wgmma_kernel<Type, Operand, WgmmaShape<tokens, groups, high>>;
   } else {
     return nullptr;
   }
@@ -205,9 +224,9 @@ constexpr auto compiled_kernel() -> decltype(WgmmaCompiled::float16) {
 
 template <class Float16Operand, class BFloat16Operand>
 const WgmmaCompiled* compiled_operands() {
-#define FS_COMPILED(tokens, groups, bits, has_ring)                            \
-  {compiled_kernel<Float16, Float16Operand, tokens, groups, bits, has_ring>(), \
-   compiled_kernel<BFloat16, BFloat16Operand, tokens, groups, bits, has_ring>()},
+#define FS_COMPILED(tokens, groups, high, bits)                            \
+  {compiled_kernel<Float16, Float16Operand, tokens, groups, high, bits>(), \
+   compiled_kernel<BFloat16, BFloat16Operand, tokens, groups, high, bits>()},
   static const WgmmaCompiled compiled[] = {FS_SPARSE_24_WGMMA_SHAPES(FS_COMPILED)};
 #undef FS_COMPILED
   return compiled;

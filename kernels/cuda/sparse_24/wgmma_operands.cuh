@@ -33,8 +33,7 @@ class WidenedOperand {
   };
 
   __device__ __forceinline__ void make(A& a, const WgmmaUnit<Values>& unit, int panel) {
-    const uint4& of = unit.metadata;
-    a.metadata = panel == 0 ? of.x : panel == 1 ? of.y : panel == 2 ? of.z : of.w;
+    a.metadata = unit.metadata_word(panel);
     FS_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int step = 2 * panel + i;
@@ -89,8 +88,7 @@ class CodesOperand {
     for (int i = 0; i < 2; ++i) {
       const int pair = 2 * panel + i;  // of steps: 64 columns
       order_values<Codes>(a.values[i], unit.values[pair]);
-      const uint4& of = unit.metadata;
-      a.metadata[i] = order_metadata(pair == 0 ? of.x : pair == 1 ? of.y : pair == 2 ? of.z : of.w);
+      a.metadata[i] = order_metadata(unit.metadata_word(pair));
     }
   }
 

@@ -15,15 +15,14 @@ using mma_units::kGroupRows;
 using mma_units::kMostCluster;
 using mma_units::kMostXStages;
 using mma_units::kPanelBytes;
-using mma_units::wgmma_bytes_before_ring;
 using mma_units::wgmma_slots;
 using mma_units::wgmma_stage_bytes;
+using mma_units::wgmma_sums_bytes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Fitted to 2,160 launches with native values on an H200 (benchmarks/gpu/nm.py --launches): the
-// choices are on average 2% slower than the fastest of those. kL2 is bytes per microsecond and SM,
-// kClock clocks per microsecond; the ratios are much the same on other GPUs of this architecture.
+// Fitted on an H200; the ratios are much the same on other GPUs of this architecture. kL2 is bytes
+// per microsecond and SM, kClock clocks per microsecond.
 constexpr double kL2 = 48e3, kClock = 1.69e3;
 constexpr double kLaunch = 1.8;  // microseconds until the first x and weight have arrived
 constexpr double kTile = 1.45;   // prologue and epilogue of a tile
@@ -46,20 +45,19 @@ struct Costs {
   double ragged;   // and more under stream-K
   double giving;   // of a reduction between the blocks of a cluster
 };
-constexpr Costs kNativeCosts = {33.3e3, 33.3e3, 1.07, 150, 0, 1.0, 4.7, 2.8, 0.6};
-// W8A8: 420 launches for 16 to 64 tokens.
-constexpr Costs kCodesCosts = {33.3e3, 33.3e3, 1.07, 45, 135, 0.7, 4.7, 2.8, 0.6};
-// Quantized values that are dequantized for 16-bit x: 1,092 launches for 32 to 256 tokens
-// (benchmarks/gpu/steps.py). The launches that this model selects of these are on average 1.1%
-// slower than the fastest, and 1.2% over all value types.
-constexpr Costs kWidenedCosts = {33.3e3, 33.3e3, 0.95, 200, 80, 0.7, 4.7, 2.8, 0.6};
-// The same for 8-bit values and up to 64 tokens: 718 launches for 32 and 64 tokens, with a weight
-// ring and without (sparse_24_ring.csv). The choices are on average 0.1% slower than the fastest of
-// the compiled shapes, and 2.7% at most. There the MMA rate of W8A8 is not the limiter.
-constexpr Costs kFewCodesCosts = {28.1e3, 46e3, 1.07, 0, 0, 0.7, 1.6, 1.5, 0.6};
-constexpr Costs kRingCodesCosts = {30.0e3, 46e3, 1.07, 0, 241, 0, 1.6, 1.5, 0.6};
-constexpr Costs kFewWidenedCosts = {28.1e3, 46e3, 0.95, 312, 62, 0.7, 1.6, 1.5, 0.6};
-constexpr Costs kRingWidenedCosts = {30.0e3, 46e3, 0.95, 312, 76, 0, 1.6, 1.5, 0.6};
+// Fitted to 3,108 launches for 16 to 2,048 tokens after another kernel on an H200
+// (sparse_24_many_sweep.csv). The launches that this model selects of these are on average 0.5 to
+// 1.4% slower than the fastest, by value type, from 32 tokens on. Apart: the types that are
+// compiled in few shapes; and 8-bit values up to 64 tokens, with one group of rows a warpgroup and
+// with two.
+constexpr Costs kNativeCosts = {34e3, 34.5e3, 1.16, 60.5, 41, 1.1, 4.16, 4.8, 0};
+constexpr Costs kCodesCosts = {18.2e3, 66.8e3, 1.67, 0, 250, 0.804, 11.6, 0, 1.78};
+constexpr Costs kWidenedCosts = {261e3, 261e3, 1.09, 462, 35.8, 0.827, 1.22, 2.44, 0};
+constexpr Costs kFewShapesCosts = {19e3, 42.4e3, 1.1, 120, 19, 0.944, 3.26, 2.13, 0.645};
+constexpr Costs kFewCodesCosts = {29.8e3, 33.5e3, 0.88, 13, 0, 0.17, 1.4, 2.9, 0.15};
+constexpr Costs kHighCodesCosts = {36.9e3, 42.6e3, 1.42, 20, 151, 0.7, 4.3, 3.5, 0.65};
+constexpr Costs kFewWidenedCosts = {72e3, 143e3, 1.63, 66, 0, 0.66, 1.7, 0.75, 0};
+constexpr Costs kHighWidenedCosts = {33.4e3, 159e3, 1.9, 209, 68, 1.05, 3.5, 2.2, 0.55};
 // For so few tokens, if x is quantized by a kernel before and the blocks leave no SM to that of the
 // next layer: microseconds, and more for each column.
 constexpr double kCrowded = 0.6, kCrowdedColumn = 0.5e-3;
@@ -71,9 +69,10 @@ bool is_few(UnitLayout unit, int64_t tokens) {
 const Costs& costs_of(const WgmmaPlan& plan, int64_t tokens) {
   if (plan.unit.type == ValueType::kNative) return kNativeCosts;
   const bool rounded = plan.x_bytes == 1;
-  if (plan.info().has_ring) return rounded ? kRingCodesCosts : kRingWidenedCosts;
+  if (plan.info().high > 1) return rounded ? kHighCodesCosts : kHighWidenedCosts;
   if (is_few(plan.unit, tokens)) return rounded ? kFewCodesCosts : kFewWidenedCosts;
-  return rounded ? kCodesCosts : kWidenedCosts;
+  if (rounded) return kCodesCosts;
+  return has_few_shapes(plan.unit) && tokens <= 256 ? kFewShapesCosts : kWidenedCosts;
 }
 
 // A panel of x, of `written` tokens, by a block of a launch of `blocks`; the weight is read from
@@ -92,14 +91,12 @@ struct Panel {
     // Bytes of the block's weight and of x, clocks of shared memory and of a warpgroup.
     const double element_bytes = static_cast<double>(unit.bytes()) / (kUnitRows * kUnitCols);
     const double weight = groups * kGroupRows * cols() * element_bytes, x = written * kPanelBytes;
-    // What passes through a ring is also written and read.
-    const double shared = groups * width + width + weight / 128 * (info.has_ring ? 3 : 1);
+    const double shared = groups * width + width + weight / 128;
     const double alone = width + costs.panel + costs.group * groups;
     const double memory = strays ? weight + x : weight / token_tiles;
     // The loads of a 16x256 block are in flight while another is multiplied, except during its last
     // panel, before which ptxas waits for them. (Prefetching several blocks was not faster.)
-    const double waiting =
-        info.has_ring ? 0 : (costs.latency + alone / kClock) / (kUnitCols / cols());
+    const double waiting = (costs.latency + alone / kClock) / (kUnitCols / cols());
     const double share = static_cast<double>(gpu.multiprocessors) / blocks;
     const double rate = std::min(costs.most, costs.memory * std::max(1.0, share));
     return (1 + doubling * std::log2(cluster)) *
@@ -160,24 +157,9 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   return begin + rounds * (panels * busy + own_tiles * kTile + sums) + kRound * (rounds - 1);
 }
 
-namespace {
-
-// Of a stage of the weight ring: a 16x256 block for each warp.
-int64_t ring_stage_bytes(const WgmmaPlan& plan) {
-  return int64_t{plan.info().groups} * 4 * plan.unit.bytes();
-}
-
-}  // namespace
-
-int WgmmaPlan::weight_stages() const {
-  if (!info().has_ring) return 0;
-  const int64_t room =
-      (kWgmmaRingShared - wgmma_bytes_before_ring(*this)) / ring_stage_bytes(*this);
-  return static_cast<int>(std::clamp<int64_t>(room, 0, mma_units::kWgmmaRingStages));
-}
-
 int64_t WgmmaPlan::shared_bytes() const {
-  return wgmma_bytes_before_ring(*this) + weight_stages() * ring_stage_bytes(*this);
+  return mma_units::kWgmmaBarriers + stages * wgmma_stage_bytes(info().tokens) +
+         wgmma_sums_bytes(info().tokens, info().groups, depth);
 }
 
 const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
@@ -189,24 +171,21 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
     return "x is 16 bits, or codes of 8 bits where the values are";
   if (x_bytes == 1 && unit.type == ValueType::kInt8 && cols > kMostInt8Cols)
     return "int32 has room for the sums of 262144 columns of int8";
-  if (shared_bytes() > gpu.shared_bytes || (info().has_ring && weight_stages() < 2))
-    return "there is too little shared memory";
+  if (stages < 2 * info().stage_panels()) return "x has two stages at least";
+  if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
   return broken_tiles(rows, cols, tokens);
 }
 
 namespace {
 
-// As many stages as fit; with a weight ring the number that was measured.
+// As many stages as fit.
 bool give_stages(WgmmaPlan& plan, const Gpu& gpu) {
-  if (plan.info().has_ring) {
-    plan.stages = plan.x_bytes == 1 ? 4 : 8;
-    return true;
-  }
   plan.stages = 0;
   const int64_t room = gpu.shared_bytes - plan.shared_bytes();
   plan.stages = static_cast<int>(
       std::min<int64_t>(room / wgmma_stage_bytes(plan.info().tokens), kMostXStages));
-  return room > 0 && plan.stages >= 2;
+  plan.stages -= plan.stages % plan.info().stage_panels();
+  return room > 0 && plan.stages >= 2 * plan.info().stage_panels();
 }
 
 // The token counts that were measured; A in registers by fewer tokens is slower, not faster.
@@ -220,8 +199,8 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, U
                    int x_bytes, const Body& body) {
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
     if (!kWgmmaShapes[shape].is_for(unit)) continue;
-    // Rings were measured with one token tile only.
-    if (kWgmmaShapes[shape].has_ring && kWgmmaShapes[shape].tokens < tokens) continue;
+    // Two groups of rows a warpgroup were measured with one token tile only.
+    if (kWgmmaShapes[shape].high > 1 && kWgmmaShapes[shape].tokens < tokens) continue;
     // With A in registers, wide tiles of few tokens take the same time.
     if (has_few_shapes(unit) && kWgmmaShapes[shape].tokens >= 2 * std::max<int64_t>(tokens, 64))
       continue;

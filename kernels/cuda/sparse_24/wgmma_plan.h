@@ -16,55 +16,55 @@ constexpr bool has_few_shapes(UnitLayout unit) {
   return unit.type == ValueType::kInt4 || unit.group > 0;
 }
 
-// The compiled shapes: X(tokens of a tile, warpgroups that multiply, mask of the value bits that it
-// is compiled for, whether weights pass through a ring in shared memory). Bit 4 of the mask selects
+// The compiled shapes: X(tokens of a tile, groups of 64 rows of a block, of which a warpgroup
+// multiplies so many, mask of the value bits that it is compiled for). Bit 4 of the mask selects
 // the types that are compiled in few shapes (has_few_shapes). A partly filled token tile costs as
 // much as a full one: hence the many tile widths. With 16-bit values, four warpgroups leave no
 // registers for the accumulators of 96 tokens, and 160 tokens with two warpgroups are as fast as
-// 144 with three. For 8-bit values and up to 64 tokens, the fastest of these five shapes is 0.3%
-// slower than the fastest of eleven over 718 launches on an H200, and 5% in the worst of 40 points;
-// with one more (a ring, 32 tokens, three warpgroups) it would be 0.1% and 1%.
+// 144 with three.
+//
+// Up to 32 tokens the limit is instructions: waits, addresses and the release of x are shared by
+// two groups of rows, for which 8-bit values leave registers.
 #define FS_SPARSE_24_WGMMA_SHAPES(X) \
-  X(64, 2, 16, false)                \
-  X(64, 3, 16 | 8 | 4, false)        \
-  X(64, 4, 16 | 8, false)            \
-  X(32, 4, 8, true)                  \
-  X(32, 5, 8, true)                  \
-  X(64, 4, 8, true)                  \
-  X(96, 2, 16 | 8, false)            \
-  X(96, 3, 16 | 8 | 4, false)        \
-  X(96, 4, 8, false)                 \
-  X(128, 2, 16 | 8 | 4, false)       \
-  X(128, 3, 16 | 8, false)           \
-  X(144, 3, 8 | 4, false)            \
-  X(160, 2, 16 | 8, false)           \
-  X(192, 2, 16 | 8 | 4, false)       \
-  X(224, 2, 16 | 8, false)           \
-  X(256, 2, 16 | 8 | 4, false)
+  X(64, 2, 1, 16)                    \
+  X(64, 3, 1, 16 | 8 | 4)            \
+  X(64, 4, 1, 16 | 8)                \
+  X(32, 4, 2, 8)                     \
+  X(32, 6, 2, 8)                     \
+  X(96, 2, 1, 16 | 8)                \
+  X(96, 3, 1, 16 | 8 | 4)            \
+  X(96, 4, 1, 8)                     \
+  X(128, 2, 1, 16 | 8 | 4)           \
+  X(128, 3, 1, 16 | 8)               \
+  X(144, 3, 1, 8 | 4)                \
+  X(160, 2, 1, 16 | 8)               \
+  X(192, 2, 1, 16 | 8 | 4)           \
+  X(224, 2, 1, 16 | 8)               \
+  X(256, 2, 1, 16 | 8 | 4)
 
 struct WgmmaShapeInfo : mma_units::WgmmaShapeInfo {
+  int high;  // groups of rows that a warpgroup multiplies
   int bits;  // of values
-  bool has_ring;
+
+  constexpr int warpgroups() const { return groups / high; }
+  // Panels of x in a stage. More rows a warpgroup share a wait for x as it is.
+  constexpr int stage_panels() const {
+    return high > 1 ? 1 : mma_units::wgmma_stage_panels(tokens);
+  }
 
   constexpr bool is_for(UnitLayout unit) const {
     return (bits & (has_few_shapes(unit) ? 4 : bits_of(unit.type))) != 0;
   }
 };
 
-#define FS_SPARSE_24_WGMMA_INFO(tokens, groups, bits, has_ring) {{tokens, groups}, bits, has_ring},
+#define FS_SPARSE_24_WGMMA_INFO(tokens, groups, high, bits) {{tokens, groups}, high, bits},
 inline constexpr WgmmaShapeInfo kWgmmaShapes[] = {
     FS_SPARSE_24_WGMMA_SHAPES(FS_SPARSE_24_WGMMA_INFO)};
 #undef FS_SPARSE_24_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
 
-// With a ring a single warp copies x: setmaxnreg is not used, so the producer needs no warpgroup.
-constexpr int wgmma_threads(int groups, bool has_ring) {
-  return groups * 128 + (has_ring ? 32 : 128);
-}
-
-// Shared memory of a block with a ring: what every GPU with wgmma has, less what a resident block
-// of the kernel that quantizes x needs.
-inline constexpr int64_t kWgmmaRingShared = 225 << 10;
+// One more warpgroup copies x, and gives the others most of its registers.
+constexpr int wgmma_threads(const WgmmaShapeInfo& shape) { return (shape.warpgroups() + 1) * 128; }
 
 // Registers of a thread for its part of a 16x256 block: values, metadata and scales.
 constexpr int unit_registers(UnitLayout unit) {
@@ -73,21 +73,25 @@ constexpr int unit_registers(UnitLayout unit) {
 
 // 16x256 blocks that a warp prefetches at a time, limited by registers. Native values arrive fast
 // enough one block at a time. `x_bytes` per element of x: 1 if it is quantized.
-constexpr int wgmma_units_at_once(const mma_units::WgmmaShapeInfo& shape, UnitLayout unit,
-                                  int x_bytes) {
-  const int others = x_bytes == 1 ? 32 : 40;  // registers: A of two panels, addresses, counts
-  const int free = mma_units::wgmma_registers(shape.groups) - shape.tokens / 2 - others;
+constexpr int wgmma_units_at_once(const WgmmaShapeInfo& shape, UnitLayout unit, int x_bytes) {
+  // Registers: A of two panels, addresses, counts.
+  const int others = x_bytes == 1 && shape.tokens > 128 ? 32 : 40;
+  const int all = mma_units::wgmma_registers(shape.warpgroups());
+  const int free = all / shape.high - shape.tokens / 2 - others;
   const int units = free / (2 * unit_registers(unit));
   return unit.type == ValueType::kNative || units < 1 ? 1 : units < 3 ? units : 3;
+}
+
+// Whether a block has registers to load weights before it moves them between its warpgroups.
+constexpr bool begins_early(const WgmmaShapeInfo& shape, UnitLayout unit) {
+  return shape.tokens <= 64 && bits_of(unit.type) == 8 && unit.has_row_scales();
 }
 
 struct WgmmaPlan : mma_units::WgmmaPlan<kWgmmaShapes> {
   UnitLayout unit{};
   int x_bytes = 2;  // per element of x: 1 if it is quantized
 
-  int threads() const { return wgmma_threads(info().groups, info().has_ring); }
-  // Stages of the weight ring: whatever shared memory remains; 0 without a ring.
-  int weight_stages() const;
+  int threads() const { return wgmma_threads(info()); }
   int64_t shared_bytes() const;
 
   // The rule that the plan breaks for a product of this size, or null. A launch needs null.

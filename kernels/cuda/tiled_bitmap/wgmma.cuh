@@ -41,7 +41,8 @@ template <int kTokens_,  // of a tile
 struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kGroups = kGroups_;
   static constexpr int kThreads = (kGroups + 1) * 128;
-  static constexpr int kUnits = kGroups * 4;  // one for each consumer warp
+  static constexpr int kWarps = kGroups * 4, kUnits = kWarps;  // consumers: one for each unit
+  static constexpr int kStagePanels = 1;
   static constexpr uint32_t kPanelBytes = mma_units::wgmma_stage_bytes(kTokens);
   // Registers of a thread of the producer warpgroup, and of the consumers.
   static constexpr int kCopying = kGroups == 2 ? 24 : 32;

@@ -18,15 +18,15 @@
 namespace flashsparse::sparse_24 {
 
 // The kernel in a shape, or null where the plan's header has no such shape.
-template <class Type, class Operand, int tokens, int groups, bool has_ring = false>
+template <class Type, class Operand, int tokens, int groups, int high = 1>
 constexpr auto wgmma_kernel_in() -> decltype(WgmmaCompiled::float16) {
   constexpr bool kIsListed = [] {
     for (const WgmmaShapeInfo& each : kWgmmaShapes)
-      if (each.tokens == tokens && each.groups == groups && each.has_ring == has_ring) return true;
+      if (each.tokens == tokens && each.groups == groups && each.high == high) return true;
     return false;
   }();
   if constexpr (kIsListed) {
-    return wgmma_kernel<Type, Operand, WgmmaShape<tokens, groups, has_ring>>;
+    return wgmma_kernel<Type, Operand, WgmmaShape<tokens, groups, high>>;
   } else {
     return nullptr;
   }
@@ -87,7 +87,6 @@ struct WgmmaCase {
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);
     arguments.cut(plan);
-    arguments.weight_stages = plan.weight_stages();
     const TensorMap map = emulated_map(matrix);
     const simt::UsedByLastKernel used[] = {
         {matrix.data, static_cast<size_t>(tokens * matrix.stride)},

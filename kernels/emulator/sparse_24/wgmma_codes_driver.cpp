@@ -9,13 +9,13 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::sparse_24;
 
-// In the shapes that differ: units loaded at once to registers, or through a ring.
+// In the shapes that differ: units that are loaded at once, groups of rows of a warpgroup.
 template <class Type, class Codes>
 auto find_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   using Operand = CodesOperand<Codes>;
-  if (shape.has_ring) {
-    return shape.groups == 5 ? wgmma_kernel_in<Type, Operand, 32, 5, true>()
-                             : wgmma_kernel_in<Type, Operand, 32, 4, true>();
+  if (shape.high == 2) {
+    return shape.groups == 6 ? wgmma_kernel_in<Type, Operand, 32, 6, 2>()
+                             : wgmma_kernel_in<Type, Operand, 32, 4, 2>();
   }
   if (shape.tokens == 64 && shape.groups == 3) return wgmma_kernel_in<Type, Operand, 64, 3>();
   if (shape.tokens == 96 && shape.groups == 4) return wgmma_kernel_in<Type, Operand, 96, 4>();

@@ -7,16 +7,17 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::sparse_24;
 
-// Quantized values in the shapes that treat them differently: units loaded at once to registers, or
-// through a ring. Of 8-bit types with scales of groups, only fp8 by 128 columns and int8 by 32.
+// Quantized values in the shapes that treat them differently: units that are loaded at once, groups
+// of rows of a warpgroup. Of 8-bit types with scales of groups, only fp8 by 128 columns and int8 by
+// 32.
 template <class Values, class Type>
 auto codes_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   using Operand = WidenedOperand<Type, Values>;
   constexpr UnitLayout kUnit = Values::kLayout;
   if constexpr (!has_few_shapes(kUnit)) {
-    if (shape.has_ring) {
-      return shape.groups == 5 ? wgmma_kernel_in<Type, Operand, 32, 5, true>()
-                               : wgmma_kernel_in<Type, Operand, 32, 4, true>();
+    if (shape.high == 2) {
+      return shape.groups == 6 ? wgmma_kernel_in<Type, Operand, 32, 6, 2>()
+                               : wgmma_kernel_in<Type, Operand, 32, 4, 2>();
     }
     if (shape.tokens == 64 && shape.groups == 3) return wgmma_kernel_in<Type, Operand, 64, 3>();
     if (shape.tokens == 96 && shape.groups == 4) return wgmma_kernel_in<Type, Operand, 96, 4>();
