@@ -27,20 +27,25 @@ def generate(
         str,
         typer.Argument(help=f"Directory of the model, packed or dense, {MODEL}.", metavar="MODEL"),
     ],
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads stdin.")],
+    prompt: Annotated[
+        str, typer.Option("--prompt", "-p", help="The prompt; - reads stdin.", metavar="TEXT")
+    ],
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate.")
+        int,
+        typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate.", metavar="N"),
     ] = 128,
     temperature: Annotated[
-        float, typer.Option(min=0, help="0 always picks the most likely token.")
+        float, typer.Option(min=0, help="0 always picks the most likely token.", metavar="X")
     ] = 0.0,
     repetition_penalty: Annotated[
         float,
         typer.Option(
-            min=1, help="Above 1 tokens become less likely that were there before, such as 1.15."
+            min=1,
+            help="Above 1 tokens become less likely that were there before, such as 1.15.",
+            metavar="X",
         ),
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.", metavar="N")] = 0,
     dtype: ActivationsDtype = Dtype.auto,
     chat: Annotated[
         bool | None,
