@@ -35,11 +35,12 @@ vLLM's own attention, as without us. attention runs dense weights with vLLM's at
 ours (--prompt makes contexts longer).
 
 Results are saved after each step; --limit ends the program after so many seconds, --only picks some
-of what is compared, in the order given, the baseline first. --together starts all servers at once, which takes as long as one, and measures
-one after the other while the others are held (SIGSTOP): they share the GPU's memory. --profile adds
-how long the GPU takes for the CUDA graph of a decode step (graph_ms); beyond that a step takes the
-output head, the sampler, and the host. Mixtures route tokens to experts at random, as weights that
-are made up would route all of them alike. Without a GPU, `--model tiny` shows that it works.
+of what is compared, in the order given, the baseline first. --together starts all servers at once,
+which takes as long as one, and measures one after the other while the others are held (SIGSTOP):
+they share the GPU's memory. --profile adds how long the GPU takes for the CUDA graph of a decode
+step (graph_ms); beyond that a step takes the output head, the sampler, and the host. Mixtures route
+tokens to experts at random, as weights that are made up would route all of them alike. Without a
+GPU, `--model tiny` shows that it works.
 """
 
 from __future__ import annotations

@@ -45,15 +45,16 @@ struct Costs {
   double ragged;   // and more under stream-K
   double giving;   // of a reduction between the blocks of a cluster
 };
+
 // Fitted to 3,108 launches for 16 to 2,048 tokens after another kernel on an H200
 // (sparse_24_many_sweep.csv). The launches that this model selects of these are on average 0.5 to
-// 1.4% slower than the fastest, by value type, from 32 tokens on. Apart: the types that are
-// compiled in few shapes; and 8-bit values up to 64 tokens, with one group of rows a warpgroup and
-// with two.
-constexpr Costs kNativeCosts = {34e3, 34.5e3, 1.16, 60.5, 41, 1.1, 4.16, 4.8, 0};
-constexpr Costs kCodesCosts = {18.2e3, 66.8e3, 1.67, 0, 250, 0.804, 11.6, 0, 1.78};
-constexpr Costs kWidenedCosts = {261e3, 261e3, 1.09, 462, 35.8, 0.827, 1.22, 2.44, 0};
-constexpr Costs kFewShapesCosts = {19e3, 42.4e3, 1.1, 120, 19, 0.944, 3.26, 2.13, 0.645};
+// 1.2% slower than the fastest, by value type, from 32 tokens on. Apart: up to 256 tokens, the
+// types that are compiled in few shapes; and 8-bit values up to 64 tokens, with one group of rows a
+// warpgroup and with two.
+constexpr Costs kNativeCosts = {34e3, 34.5e3, 1.16, 60.5, 41, 1.1, 4.16, 4.88, 0};
+constexpr Costs kCodesCosts = {32.6e3, 32.6e3, 1.49, 9.18, 212, 0.721, 13.6, 1.51, 2.89};
+constexpr Costs kWidenedCosts = {291e3, 417e3, 1.07, 450, 35.5, 0.647, 2.24, 21.7, 0.1};
+constexpr Costs kFewShapesCosts = {19e3, 41.7e3, 1.1, 119, 18.8, 0.944, 3.26, 2.42, 0.664};
 constexpr Costs kFewCodesCosts = {29.8e3, 33.5e3, 0.88, 13, 0, 0.17, 1.4, 2.9, 0.15};
 constexpr Costs kHighCodesCosts = {36.9e3, 42.6e3, 1.42, 20, 151, 0.7, 4.3, 3.5, 0.65};
 constexpr Costs kFewWidenedCosts = {72e3, 143e3, 1.63, 66, 0, 0.66, 1.7, 0.75, 0};
