@@ -48,10 +48,10 @@ std::vector<Launch> list_few(const Product& product, const Gpu& gpu) {
 
 auto many_fit(const Product& product) {
   return [&](int64_t tokens) {
-    return product.quantizes_x          ? Fit{2.4, 0, 0.92}
-           : product.values == "native" ? Fit{0.7, 0, 0.95}
+    return product.quantizes_x          ? Fit{1.9, 0, 1.0}
+           : product.values == "native" ? Fit{0.8, 0, 0.96}
            : tokens > 64                ? Fit{0.3, 0, 0.95}
-                                        : Fit{0.9, 0, 0.94};
+                                        : Fit{1.1, 0, 0.92};
   };
 }
 

@@ -47,7 +47,7 @@ struct Costs {
 };
 
 // Fitted to 3,108 launches for 16 to 2,048 tokens after another kernel on an H200
-// (sparse_24_many_sweep.csv). The launches that this model selects of these are on average 0.5 to
+// (sparse_24_many_sweep.csv). The launches that this model selects of these are on average 0.2 to
 // 1.2% slower than the fastest, by value type, from 32 tokens on. Apart: up to 256 tokens, the
 // types that are compiled in few shapes; and 8-bit values up to 64 tokens, with one group of rows a
 // warpgroup and with two.
@@ -57,8 +57,8 @@ constexpr Costs kWidenedCosts = {291e3, 417e3, 1.07, 450, 35.5, 0.647, 2.24, 21.
 constexpr Costs kFewShapesCosts = {19e3, 41.7e3, 1.1, 119, 18.8, 0.944, 3.26, 2.42, 0.664};
 constexpr Costs kFewCodesCosts = {29.8e3, 33.5e3, 0.88, 13, 0, 0.17, 1.4, 2.9, 0.15};
 constexpr Costs kHighCodesCosts = {36.9e3, 42.6e3, 1.42, 20, 151, 0.7, 4.3, 3.5, 0.65};
-constexpr Costs kFewWidenedCosts = {72e3, 143e3, 1.63, 66, 0, 0.66, 1.7, 0.75, 0};
-constexpr Costs kHighWidenedCosts = {33.4e3, 159e3, 1.9, 209, 68, 1.05, 3.5, 2.2, 0.55};
+constexpr Costs kFewWidenedCosts = {142e3, 444e3, 1.52, 19.3, 11.2, 0.716, 2.99, 0.005, 0};
+constexpr Costs kHighWidenedCosts = {33.8e3, 183e3, 1.96, 242, 64.8, 1.04, 3.82, 1.79, 0.313};
 // For so few tokens, if x is quantized by a kernel before and the blocks leave no SM to that of the
 // next layer: microseconds, and more for each column.
 constexpr double kCrowded = 0.6, kCrowdedColumn = 0.5e-3;
