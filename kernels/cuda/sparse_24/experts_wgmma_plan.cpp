@@ -53,7 +53,8 @@ const char* ExpertsWgmmaPlan::broken_rule(const ExpertsProduct& product, const G
       !mma_units::wgmma_shares(info().tokens, down))
     return "a cluster has 1, 2, 4 or 8 blocks, which share the tokens of a tile in eights";
   if (stages < 2 || stages > kMostXStages) return "x has 2 to 16 stages";
-  if (stages < 2 * info().stage_panels()) return "x has two stages at least";
+  if (stages < 2 * info().stage_panels())
+    return "x has two stages at least, of two panels up to 128 tokens";
   if (gated != product.gated) return "the plan is for the other product";
   if (const char* const rule = broken_experts(product)) return rule;
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";

@@ -50,7 +50,7 @@ struct Costs {
 // (sparse_24_many_sweep.csv). The launches that this model selects of these are on average 0.2 to
 // 1.2% slower than the fastest, by value type, from 32 tokens on. Apart: up to 256 tokens, the
 // types that are compiled in few shapes; and 8-bit values up to 64 tokens, with one group of rows a
-// warpgroup and with two.
+// warpgroup and with two. A rate of memory beyond the GPU's means that it limits no such launch.
 constexpr Costs kNativeCosts = {34e3, 34.5e3, 1.16, 60.5, 41, 1.1, 4.16, 4.88, 0};
 constexpr Costs kCodesCosts = {32.6e3, 32.6e3, 1.49, 9.18, 212, 0.721, 13.6, 1.51, 2.89};
 constexpr Costs kWidenedCosts = {291e3, 417e3, 1.07, 450, 35.5, 0.647, 2.24, 21.7, 0.1};
@@ -59,6 +59,7 @@ constexpr Costs kFewCodesCosts = {29.8e3, 33.5e3, 0.88, 13, 0, 0.17, 1.4, 2.9, 0
 constexpr Costs kHighCodesCosts = {36.9e3, 42.6e3, 1.42, 20, 151, 0.7, 4.3, 3.5, 0.65};
 constexpr Costs kFewWidenedCosts = {142e3, 444e3, 1.52, 19.3, 11.2, 0.716, 2.99, 0.005, 0};
 constexpr Costs kHighWidenedCosts = {33.8e3, 183e3, 1.96, 242, 64.8, 1.04, 3.82, 1.79, 0.313};
+
 // For so few tokens, if x is quantized by a kernel before and the blocks leave no SM to that of the
 // next layer: microseconds, and more for each column.
 constexpr double kCrowded = 0.6, kCrowdedColumn = 0.5e-3;
@@ -172,7 +173,8 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
     return "x is 16 bits, or codes of 8 bits where the values are";
   if (x_bytes == 1 && unit.type == ValueType::kInt8 && cols > kMostInt8Cols)
     return "int32 has room for the sums of 262144 columns of int8";
-  if (stages < 2 * info().stage_panels()) return "x has two stages at least";
+  if (stages < 2 * info().stage_panels())
+    return "x has two stages at least, of two panels up to 128 tokens";
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
   return broken_tiles(rows, cols, tokens);
 }

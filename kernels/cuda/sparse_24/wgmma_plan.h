@@ -47,7 +47,8 @@ struct WgmmaShapeInfo : mma_units::WgmmaShapeInfo {
   int bits;  // of values
 
   constexpr int warpgroups() const { return groups / high; }
-  // Panels of x in a stage. More rows a warpgroup share a wait for x as it is.
+  // Panels of x in a stage. With two groups of rows a warpgroup, pairs of panels were slower: there
+  // the rows share a wait already.
   constexpr int stage_panels() const {
     return high > 1 ? 1 : mma_units::wgmma_stage_panels(tokens);
   }
