@@ -18,7 +18,7 @@ from flashsparse_plugin.ops.plan import Product, candidates, launch_fields, over
 KERNELS = (
     *("dense.gemv", "dense.flat_gemm"),
     *("tiled_csl.sparse", "tiled_bitmap.few", "tiled_bitmap.many"),
-    *("exact_units.few", "exact_units.many", "hybrid_units.sparse"),
+    *("exact_units.few", "exact_units.many", "hybrid_units.few", "hybrid_units.many"),
     *("sparse_24.few", "sparse_24.many"),
     *("nm_gather.few", "nm_gather.many", "nm_gather.packed", "nm_spmm.sparse"),
 )

@@ -52,6 +52,10 @@ HOST_SOURCES = {
     "exact_units/linear_driver": ["cuda/exact_units/linear_plan.cpp"],
     "exact_units/wgmma_driver": ["cuda/exact_units/wgmma_plan.cpp"],
     "hybrid_units/linear_driver": ["cuda/hybrid_units/linear_plan.cpp"],
+    "hybrid_units/wgmma_driver": [
+        "cuda/hybrid_units/linear_plan.cpp",
+        "cuda/hybrid_units/wgmma_plan.cpp",
+    ],
     "sparse_24/linear_driver": ["cuda/sparse_24/linear_plan.cpp"],
     "sparse_24/linear_codes_driver": ["cuda/sparse_24/linear_plan.cpp"],
     "sparse_24/experts_driver": ["cuda/sparse_24/experts_plan.cpp"],

@@ -8,12 +8,15 @@
 #include "bindings/mma_units.h"
 #include "bindings/packed.h"
 #include "cuda/hybrid_units/linear_plan.h"
+#include "cuda/hybrid_units/wgmma_plan.h"
 #include "formats/hybrid_units.h"
 
 namespace flashsparse {
 
 template <>
 struct LaunchNumbers<hybrid_units::LinearPlan> : mma_units::LinearNumbers {};
+template <>
+struct LaunchNumbers<hybrid_units::WgmmaPlan> : mma_units::WgmmaNumbers {};
 
 // Checks the stream, its offsets, and scales of rows, which must be absent if values have none.
 inline void check_hybrid_units(const Tensor& units, const Tensor& offsets,

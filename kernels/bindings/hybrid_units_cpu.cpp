@@ -12,7 +12,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "ScalarType dtype, Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
   m.def(
       "hybrid_units_linear(Tensor x, Tensor units, Tensor unit_offsets, int out_features, "
-      "ScalarType weight_dtype, Tensor? bias=None, int? sparse_tokens=None, "
+      "ScalarType weight_dtype, Tensor? bias=None, int? sparse_tokens=None, int? few_tokens=None, "
       "Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
 }
 

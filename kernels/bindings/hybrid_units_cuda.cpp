@@ -19,6 +19,7 @@ namespace flashsparse {
 namespace {
 
 using hybrid_units::LinearPlan;
+using hybrid_units::WgmmaPlan;
 using torch::stable::accelerator::DeviceGuard;
 
 // A weight's tensors, and their layout.
@@ -35,6 +36,10 @@ struct HybridUnits {
 
   void check(int64_t out, int64_t in) const {
     check_hybrid_units(units, offsets, scales, out, in, layout);
+  }
+  // Sixteenths of the units of a weight.
+  int dense_parts(int64_t out, int64_t in) const {
+    return hybrid_units::dense_parts(units.size(0) * 4, out, in, layout);
   }
   const int32_t* offset_data() const { return offsets.const_data_ptr<int32_t>(); }
   const float* scale_data() const { return scales ? scales->const_data_ptr<float>() : nullptr; }
@@ -64,7 +69,7 @@ Tensor hybrid_units_unpack(const Tensor& units, const Tensor& offsets, int64_t o
   return unpack_rows(packed, 0, out, in, dtype);
 }
 
-// Fills y by mma and mma.sp, with one launch for each max_tokens tokens.
+// Fills y by mma.sp, with one launch for each max_tokens tokens.
 void mma_product(const LinearInputs& inputs, const HybridUnits& packed, const Gpu& gpu, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const Tensor x = aligned_rows(inputs.x, 8);
@@ -72,7 +77,7 @@ void mma_product(const LinearInputs& inputs, const HybridUnits& packed, const Gp
   const cudaStream_t stream = current_stream(x);
   LinearPlan own{};
   own.unit = packed.layout;
-  own.dense = hybrid_units::dense_parts(packed.units.size(0) * 4, rows, cols, packed.layout);
+  own.dense = packed.dense_parts(rows, cols);
   const bool early = gpu.has_dependent_launch() && begins_early(inputs.x);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
@@ -101,14 +106,49 @@ void mma_product(const LinearInputs& inputs, const HybridUnits& packed, const Gp
   }
 }
 
-// Tensor cores, sparse or dense by the unit, up to the caller's number of tokens, then unpacking
-// and the library's product. The choice is made on the host, so that CUDA graphs can capture it.
+// Fills y by wgmma.sp in one launch.
+void wgmma_product(const LinearInputs& inputs, const HybridUnits& packed, const Gpu& gpu,
+                   Tensor& y) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
+  const Tensor x = aligned_rows(inputs.x, 8);
+  const cudaStream_t stream = current_stream(x);
+  WgmmaPlan plan{};
+  plan.unit = packed.layout;
+  plan.dense = packed.dense_parts(rows, cols);
+  plan = launch_of(
+      "hybrid_units", rows, cols, tokens, plan,
+      [&] { return hybrid_units::plan_wgmma(rows, cols, tokens, gpu, plan.unit, plan.dense); },
+      [&](const auto& own) { return own.broken_rule(rows, cols, tokens, gpu); });
+  Partials partials(x, plan.partial_floats(rows, tokens));
+  hybrid_units::WgmmaArguments arguments{};
+  arguments.units = words_of(packed.units);
+  arguments.offsets = packed.offset_data();
+  arguments.scales = packed.scale_data();
+  arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
+  arguments.y = mutable_bits(y);
+  arguments.partials = partials.data();
+  arguments.rows = static_cast<int>(rows);
+  arguments.cols = static_cast<int>(cols);
+  arguments.tokens = static_cast<int>(tokens);
+  arguments.cut(plan);
+  if (plan.shares_tiles(rows, tokens)) {
+    STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
+  }
+  const TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
+  const bool bfloat16 = y.scalar_type() == ScalarType::BFloat16;
+  STD_CUDA_CHECK(
+      cuda::hybrid_units_wgmma(arguments, map, plan, bfloat16, begins_early(inputs.x), stream));
+}
+
+// Sparse tensor cores, by the decode kernel or the prefill kernel up to the caller's numbers of
+// tokens, then unpacking and the library's product. The choice is made on the host, so that CUDA
+// graphs can capture it.
 Tensor hybrid_units_linear(const Tensor& x, const Tensor& units, const Tensor& offsets,
                            int64_t rows, ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                           std::optional<int64_t> sparse_tokens,
+                           std::optional<int64_t> sparse_tokens, std::optional<int64_t> few_tokens,
                            const std::optional<Tensor>& scales, const std::string& values,
                            int64_t group) {
-  check_sparse_tokens(sparse_tokens);
+  check_sparse_tokens(sparse_tokens, few_tokens);
   check_weight_dtype(weight_dtype);
   const HybridUnits packed(units, offsets, scales, values, group);
   const LinearInputs inputs(x, rows, bias, units, "units");
@@ -117,11 +157,16 @@ Tensor hybrid_units_linear(const Tensor& x, const Tensor& units, const Tensor& o
   const DeviceGuard guard(units.get_device_index());
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
+  const Gpu gpu = gpu_of(units);
   const Kernel kernel = chosen_kernel(
-      "hybrid_units", {Kernel::kSparse}, x.scalar_type() == weight_dtype,
-      [&] { return hybrid_units::choose_kernel(inputs.tokens, {sparse_tokens, {}}); });
-  if (kernel == Kernel::kSparse) {
-    mma_product(inputs, packed, gpu_of(units), y);
+      "hybrid_units", {Kernel::kFew, Kernel::kMany}, x.scalar_type() == weight_dtype, [&] {
+        return hybrid_units::choose_kernel(inputs.tokens, gpu, packed.layout,
+                                           {sparse_tokens, few_tokens});
+      });
+  if (kernel == Kernel::kMany) {
+    wgmma_product(inputs, packed, gpu, y);
+  } else if (kernel == Kernel::kFew) {
+    mma_product(inputs, packed, gpu, y);
   } else {
     unpacked_product(inputs, weight_dtype, hybrid_units::kUnitRows, y,
                      [&](int64_t first, int64_t count) {

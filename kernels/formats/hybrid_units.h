@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // hybrid_units, version 1: the runtime form of hybrid_24 on a GPU. Never written to disk. Its
-// layout is that of the fragments of mma.sp (common/mma_sparse.cuh) and of mma (common/mma.cuh).
+// layout is that of the fragments of mma.sp (common/mma_sparse.cuh).
 //
 // The weight [out_features, in_features] is divided into units of 16 rows x 256 columns, each of
 // them 2:4 or dense, which follow each other in row-major order in one stream, int32[words]:
 //
-//   a 2:4 unit:   | values: vectors | metadata: one vector | scales, where groups have them |
-//   a dense unit: | values: vectors                        | scales, where groups have them |
+//   a 2:4 unit:   | values: vectors | metadata: one vector              | scales, of groups |
+//   a dense unit: | first halves: vectors | second halves: vectors      | scales, of groups |
 //   a vector:     | lane 0 | lane 1 | ... | lane 31 |       16 bytes each
 //
 //   bytes of a unit   2:4    dense   and for scales by 128, 64, 32 columns
@@ -17,12 +17,10 @@
 // offsets: int32[units + 1], where each unit begins and the last one ends, in pieces of 64 bytes.
 // The kind of a unit follows from its size.
 //
-// A 2:4 unit is one of sparse_24 (sparse_24.h), and a dense one has the same scales. Its values are
-// stored in fragments of 16 columns. In lane 4 g + t, value [i][e] of a fragment, i in 0..3, is of
-// row g + 8 (i % 2) and of column 16 fragment + 8 (i / 2) + 2 t + e. Fragments have the place and
-// the order that steps of 32 columns have in sparse_24: 1, 2 or 4 consecutive ones are a lane's
-// part of a vector. So both kinds are multiplied by the same registers of x, which ldmatrix loads
-// for 32 columns.
+// A 2:4 unit is one of sparse_24 (sparse_24.h). A dense one is the sum of two that have the same
+// scales: of every four columns the first half keeps 0 and 1, the second half 2 and 3. Their
+// metadata is the same everywhere, so it is not stored: kFirstHalf and kSecondHalf. So kernels
+// multiply both kinds by mma.sp or wgmma.sp, with the same x, a dense unit twice.
 //
 // Every zero is +0, as is all that is past the last row or column: equal weights, of equal kinds,
 // give equal units.
@@ -48,6 +46,10 @@ using sparse_24::kVectorBytes;
 using sparse_24::UnitLayout;
 
 inline constexpr int kPieceBytes = 64;  // in which offsets count
+
+// A word of metadata of each half of a dense unit.
+inline constexpr uint32_t kFirstHalf = 0x44444444;   // columns 0 and 1 of every four
+inline constexpr uint32_t kSecondHalf = 0xeeeeeeee;  // columns 2 and 3
 
 FS_HOST_DEVICE constexpr int scale_bytes(UnitLayout unit) { return unit.bytes() - unit.scales(); }
 // Whole vectors, which scales follow.

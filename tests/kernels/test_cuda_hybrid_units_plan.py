@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the host cuts the work of hybrid_units' kernel."""
+"""How the host cuts the work of hybrid_units' kernels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from planned import PLANNED_FOR, launch
 
 from flashsparse_plugin.ops.plan import Product, candidates, choose_kernel, compiled_shapes, plan
 
-NUMBERS = re.compile(r"\d( \d+){5}")
-KERNEL = "hybrid_units.sparse"
+NUMBERS = re.compile(r"\d( \d+){4,5}")
+KERNEL, MANY = "hybrid_units.few", "hybrid_units.many"
 SIZES = {
     "native": (4608, 8192),
     "fp8_e4m3": (2560, 4096),
@@ -41,6 +41,12 @@ def test_every_product_has_a_plan(rows, cols, tokens, values, group, dense, gpu)
     group = 0 if values == "native" else group
     asked = product(rows, cols, tokens, values, group, dense)
     assert NUMBERS.fullmatch(launch(KERNEL, asked, gpu))
+    if gpu == "H200" and has_many(values, group):
+        assert NUMBERS.fullmatch(launch(MANY, asked, gpu))
+
+
+def has_many(values, group):
+    return group == 0 or values == "int4"
 
 
 def test_the_planned_launch_is_the_cheapest_of_those_compared():
@@ -48,10 +54,11 @@ def test_the_planned_launch_is_the_cheapest_of_those_compared():
         for values in SIZES:
             for gpu in PLANNED_FOR.values():
                 asked = product(*shape, tokens, values)
-                found = candidates(KERNEL, asked, gpu)
-                first = plan(KERNEL, asked, gpu)
-                assert first.seconds == min(each.seconds for each in found)
-                assert first.numbers in {each.numbers for each in found}
+                for kernel in (KERNEL, MANY) if gpu.capability == (9, 0) else (KERNEL,):
+                    found = candidates(kernel, asked, gpu)
+                    first = plan(kernel, asked, gpu)
+                    assert first.seconds == min(each.seconds for each in found)
+                    assert first.numbers in {each.numbers for each in found}
 
 
 def test_a_share_of_dense_units_takes_its_time():
@@ -68,10 +75,19 @@ def test_a_share_of_dense_units_takes_its_time():
         assert times[0] < 1.45 * alone and times[1] < 1.65 * alone
 
 
-def test_many_tokens_are_unpacked():
-    for gpu in PLANNED_FOR.values():
-        assert choose_kernel("hybrid_units", product(4096, 4096, 128), gpu) == "sparse"
-        assert choose_kernel("hybrid_units", product(4096, 4096, 129), gpu) == "library"
+def test_kernels_by_tokens():
+    """By wgmma where a GPU has it, but for 8-bit values with scales of groups."""
+    for name, gpu in PLANNED_FOR.items():
+        for values, group in (("native", 0), ("int8", 0), ("fp8_e4m3", 128), ("int4", 64)):
+            most_few = 32 if values == "native" else 16
+            chosen = [
+                choose_kernel("hybrid_units", product(4096, 4096, tokens, values, group), gpu)
+                for tokens in (1, most_few, most_few + 1, 128, 129, 1024, 1025)
+            ]
+            if gpu.capability == (9, 0) and has_many(values, group):
+                assert chosen == ["few", "few", *["many"] * 4, "library"], (name, values)
+            else:
+                assert chosen == [*["few"] * 4, *["library"] * 3], (name, values)
 
 
 def test_a_launch_takes_64_tokens_at_most():
@@ -82,3 +98,13 @@ def test_a_launch_takes_64_tokens_at_most():
             plan(KERNEL, product(8192, 8192, n, values), gpu).seconds for n in (most, most + 1)
         )
         assert two > 1.3 * one
+
+
+def test_many_tokens_take_the_weight_once():
+    """Up to 128 of them; as long as their products take from there on."""
+    gpu = PLANNED_FOR["H200"]
+    for values in SIZES:
+        times = [
+            plan(MANY, product(28672, 8192, n, values), gpu).seconds for n in (64, 128, 256, 512)
+        ]
+        assert times[1] < 1.9 * times[0] and 1.6 * times[1] < times[2] < times[3] / 1.6

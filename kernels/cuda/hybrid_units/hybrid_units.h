@@ -7,6 +7,8 @@
 
 #include "cuda/hybrid_units/linear_arguments.h"
 #include "cuda/hybrid_units/linear_plan.h"
+#include "cuda/hybrid_units/wgmma_plan.h"
+#include "cuda/shared/tensor_map.h"
 
 namespace flashsparse::cuda {
 
@@ -16,6 +18,11 @@ namespace flashsparse::cuda {
 cudaError_t hybrid_units_linear(const hybrid_units::Arguments& arguments,
                                 const hybrid_units::LinearPlan& plan, bool bfloat16, bool early,
                                 cudaStream_t stream);
+
+// The same by wgmma, on compute capability 9.0; `x` maps tiles of plan.copied_tokens() rows.
+cudaError_t hybrid_units_wgmma(const hybrid_units::WgmmaArguments& arguments, const TiledMatrix& x,
+                               const hybrid_units::WgmmaPlan& plan, bool bfloat16, bool early,
+                               cudaStream_t stream);
 
 // Unpacks a stream with valid offsets to weight[rows, cols] (16-bit values, zeros included) on
 // `stream` of the current device; rows, cols >= 1. Rows from a multiple of 16 on can be unpacked

@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 instantiate(linear_native linear.cuh "const Compiled* compiled_linear<NativeValues>()")
+instantiate(sm_90a/wgmma_native wgmma.cuh "const WgmmaCompiled* compiled_wgmma<NativeValues>()")
 foreach(type IN LISTS quantized_types)
   set(linear "")
   foreach(group 0 32 64 128) # columns that share a scale; 0: scales of rows
     list(APPEND linear "const Compiled* compiled_linear<${type}Values<${group}>>()")
   endforeach()
   instantiate(linear_${type} linear.cuh ${linear})
+  set(wgmma "const WgmmaCompiled* compiled_wgmma<${type}Values<0>>()")
+  if(type STREQUAL "Int4") # those of has_wgmma() (wgmma_plan.h)
+    foreach(group 32 64 128)
+      list(APPEND wgmma "const WgmmaCompiled* compiled_wgmma<${type}Values<${group}>>()")
+    endforeach()
+  endif()
+  instantiate(sm_90a/wgmma_${type} wgmma.cuh ${wgmma})
 endforeach()

@@ -6,14 +6,9 @@
 
 #include "cuda/hybrid_units/linear_arguments.h"
 #include "cuda/hybrid_units/linear_plan.h"
-#include "cuda/sparse_24/values.cuh"
+#include "cuda/hybrid_units/values.cuh"
 
 namespace flashsparse::hybrid_units {
-
-using sparse_24::NativeValues;
-#define FS_USING(name, ...) using sparse_24::name##Values;
-FS_QUANTIZED_TYPES(FS_USING)
-#undef FS_USING
 
 // The parameters of a launch; `early`: whether it begins before the kernel that writes x has ended.
 inline mma_units::Cut cut_of(const LinearPlan& plan, int64_t rows, int64_t cols, bool early) {
@@ -28,7 +23,7 @@ struct Compiled {
   void (*bfloat16)(Arguments, mma_units::Cut);
 };
 
-// Indexed like kShapes; null where Values (cuda/sparse_24/values.cuh) are not compiled for a shape.
+// Indexed like kShapes; null where Values (values.cuh) are not compiled for a shape.
 template <class Values>
 const Compiled* compiled_linear();
 

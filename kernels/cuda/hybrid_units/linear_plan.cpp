@@ -8,7 +8,6 @@
 #include "cuda/mma_units/linear_search.h"
 #include "cuda/mma_units/linear_shared.h"
 #include "cuda/plan/search.h"
-#include "cuda/sparse_24/linear_rates.h"
 
 namespace flashsparse::hybrid_units {
 
@@ -38,20 +37,45 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-// The rates of sparse_24, to which copies, x and reductions are equal. The mma of a dense unit are
-// twice those of mma.sp, of which half the clocks are loads of operands, and it has twice the
-// values to convert. A branch for each unit leaves a warp little to do while it waits for operands,
-// so that few warps do not reach memory's speed: fitted to 432 launches of three kinds, five layers
-// and 1 to 32 tokens on an H200 (hybrid_units_sweep.csv), where choices are on average 1.9% slower
-// than the fastest, and were 10% without it.
+// Rates of a value type. A warp takes unit.least + unit.token * tokens for a unit, with the tokens
+// of the smallest sufficient shape. All dense, a weight takes so much more: 1 + more.unit times the
+// time of a unit, and likewise.
+struct Rates {
+  mma_units::LinearRates linear;
+  struct {
+    double least, token;
+  } unit;
+  struct {
+    double unit, mma, widening;
+  } more;
+};
+
+// Fitted to 4,480 launches of four kinds, seven layers and 1 to 32 tokens after another kernel on
+// an H200 (hybrid_units_sweep.csv): of those measured, choices are on average 0.4% (native values),
+// 1.7% (8 bits) and 0.7% (4 bits) slower than the fastest, and at most 10%.
+constexpr Rates kNative = {
+    {31.5e3, 43.8e3, 1300, 8.1, 0, 0, 0, 0, 0.673, 5.13, 1, 0, 0.397, 0.528, 0},
+    {0.305, 0.0149},
+    {0.0135, 10, 0}};
+constexpr Rates kEightBits = {
+    {27.6e3, 70.7e3, 1070, 10.4, 0, 0, 0.605, 0.34, 2.42, 1.6, 1, 0, 0.455, 0.397, 0.251},
+    {0.719, 0.00128},
+    {0.608, 8.15, 0}};
+constexpr Rates kFourBits = {
+    {34.9e3, 55.2e3, 1010, 15.3, 206, 0.973, 0.197, 0, 0.999, 3.04, 1, 0, 0.206, 0.269, 0},
+    {0.524, 0.0291},
+    {0.149, 0.865, 0.4}};
+
 mma_units::LinearRates rates_of(UnitLayout unit, int dense, int64_t tokens) {
-  mma_units::LinearRates rates = sparse_24::linear_rates(unit);
+  const Rates& own = unit.type == ValueType::kNative ? kNative
+                     : bits_of(unit.type) == 8       ? kEightBits
+                                                     : kFourBits;
+  mma_units::LinearRates rates = own.linear;
   const double share = static_cast<double>(dense) / kParts;
-  rates.mma_clocks *= 1 + share / 2;
-  rates.widening *= 1 + share;
+  rates.mma_clocks *= 1 + own.more.mma * share;
+  rates.widening *= 1 + own.more.widening * share;
   const double most = tokens <= 8 ? 8 : tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
-  const bool native = unit.type == ValueType::kNative;
-  rates.unit = (1 + share / 4) * (native ? 0.374 + 0.018 * most : 0.81 + 0.016 * most);
+  rates.unit = (1 + own.more.unit * share) * (own.unit.least + own.unit.token * most);
   return rates;
 }
 

@@ -19,7 +19,7 @@ namespace flashsparse::hybrid_units {
   X(16, 1, 15)                    \
   X(16, 2, 15)                    \
   X(32, 1, 15)                    \
-  X(32, 2, 15)                    \
+  X(32, 2, 11)                    \
   X(64, 1, 11)                    \
   X(64, 2, 7)
 
@@ -30,12 +30,15 @@ inline constexpr ShapeInfo kShapes[] = {FS_HYBRID_UNITS_SHAPES(FS_HYBRID_UNITS_S
 #undef FS_HYBRID_UNITS_SHAPE_INFO
 inline constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
 
-// Whether a shape is compiled for a value type. x of many tokens takes more wavefronts of shared
+// Whether a shape is compiled for a value type. x of 32 tokens takes more wavefronts of shared
 // memory than quantized values, unless a warp multiplies several row blocks by it; four were slower
-// than two (1.5 to 2 times on an H200, with 32 tokens).
+// than two (1.5 to 2 times on an H200). Two of 8 bits for 16 tokens, with the sums of 128 columns
+// apart, have no registers on compute capability 10.0.
 constexpr bool is_compiled(const ShapeInfo& shape, UnitLayout unit) {
   if (unit.type == ValueType::kNative) return true;
-  return shape.tokens == 8 || (shape.tokens <= 32 && shape.row_units == 2);
+  if (shape.tokens == 16 && shape.row_units == 2)
+    return unit.group != 128 || bits_of(unit.type) != 8;
+  return shape.tokens <= 16 || (shape.tokens == 32 && shape.row_units == 2);
 }
 
 // Most tokens of one launch: x of more does not fit in 99 KB of shared memory, and quantized values
@@ -47,6 +50,10 @@ constexpr int max_tokens(const Gpu& gpu, UnitLayout unit) {
 // Dense units of a weight, in sixteenths of all: so finely plans tell weights apart.
 inline constexpr int kParts = 16;
 int dense_parts(int64_t stream_bytes, int64_t rows, int64_t cols, UnitLayout unit);
+constexpr int mean_unit_bytes(UnitLayout unit, int dense) {
+  const int least = unit_bytes(unit, false);
+  return least + (unit_bytes(unit, true) - least) * dense / kParts;
+}
 
 struct LinearPlan : mma_units::LinearPlan<kShapes> {
   UnitLayout unit{};
@@ -54,11 +61,7 @@ struct LinearPlan : mma_units::LinearPlan<kShapes> {
 
   static constexpr int x_bytes = 2;  // of an element
 
-  // Of the mean unit.
-  int unit_bytes() const {
-    const int least = hybrid_units::unit_bytes(unit, false);
-    return least + (hybrid_units::unit_bytes(unit, true) - least) * dense / kParts;
-  }
+  int unit_bytes() const { return mean_unit_bytes(unit, dense); }
   int64_t shared_bytes() const;
 
   // The rule that the plan breaks for a product of this size, or null. A launch needs null.

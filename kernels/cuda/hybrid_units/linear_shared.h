@@ -22,6 +22,13 @@ struct UnitPlace {
   static constexpr uint32_t kBytes = hybrid_units::place_bytes(kLayout);
 };
 
+// The same, from the second half of a dense unit on.
+template <class Values>
+struct SecondPlace : UnitPlace<Values> {
+  static constexpr uint32_t kScales =
+      UnitPlace<Values>::kScales - UnitPlace<Values>::kLayout.metadata();
+};
+
 FS_HOST_DEVICE constexpr uint32_t ring_bytes(UnitLayout unit, int row_units, int stages) {
   return stages * row_units * hybrid_units::place_bytes(unit);
 }

@@ -34,65 +34,53 @@ __device__ __forceinline__ void scale(uint32_t& two, const uint32_t* groups, con
   }
 }
 
-// Converts a lane's eight values of a fragment of 16 columns, or of a step of a 2:4 unit.
+// Converts a lane's eight values of a step. `unit`: vectors of values.
 template <class Type, class Values>
-__device__ __forceinline__ void load(uint32_t (&words)[4], const uint32_t* unit, int fragment) {
+__device__ __forceinline__ void load(uint32_t (&words)[4], const uint32_t* unit, int step) {
   constexpr int kHeld = Values::kLayout.lane_steps();
-  const int vector = fragment / kHeld * 32 + threadIdx.x % 32;
+  const int vector = step / kHeld * 32 + threadIdx.x % 32;
   Values::template widen<Type>(words, load_streaming(reinterpret_cast<const uint4*>(unit) + vector),
-                               fragment % kHeld);
+                               step % kHeld);
 }
 
-// Stores the columns from `col` of the unit on, as many as the weight has of them: kCount is even.
-template <int kCount>
-__device__ __forceinline__ void store(const uint32_t (&twos)[kCount / 2], const UnpackedUnit& to,
-                                      int line, int col) {
+// Stores four columns from `col` of the unit on, as many as the weight has of them.
+__device__ __forceinline__ void store(const uint2& four, const UnpackedUnit& to, int line,
+                                      int col) {
   uint16_t* const place = to.weight + (to.row + line) * to.cols + to.col + col;
   FS_UNROLL
-  for (int i = 0; i < kCount; i += 2) {
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t two = i == 0 ? four.x : four.y;
     if (to.cols % 2 == 0) {
-      if (to.col + col + i < to.cols)
-        store_global(reinterpret_cast<uint32_t*>(place + i), twos[i / 2]);
+      if (to.col + col + i < to.cols) store_global(reinterpret_cast<uint32_t*>(place + i), two);
     } else {
       FS_UNROLL
       for (int e = i; e < i + 2; ++e) {
         if (to.col + col + e < to.cols)
-          store_global(place + e, static_cast<uint16_t>(twos[i / 2] >> e % 2 * 16));
+          store_global(place + e, static_cast<uint16_t>(two >> e % 2 * 16));
       }
     }
   }
 }
 
-template <class Type, class Values>
-__device__ __forceinline__ void unpack_24(const uint32_t* unit, const UnpackedUnit& to) {
+template <class Type, class Values, bool dense>
+__device__ __forceinline__ void unpack(const uint32_t* unit, const UnpackedUnit& to) {
   constexpr UnitLayout kLayout = Values::kLayout;
   const int step = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t* const metadata = unit + kLayout.metadata() / 4;
-  uint32_t words[4];
-  load<Type, Values>(words, unit, step);
+  const uint32_t* const behind = unit + kLayout.metadata() / 4;  // the second half, or metadata
+  const uint32_t* const groups = unit + vector_bytes(kLayout, dense) / 4;
+  uint32_t first[4], second[4];
+  load<Type, Values>(first, unit, step);
+  if constexpr (dense) load<Type, Values>(second, behind, step);
   FS_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const int line = lane / 4 + i % 2 * 8;
+    const int line = lane / 4 + i % 2 * 8, col = step * kStepCols + i / 2 * 16 + lane % 4 * 4;
     if (to.row + line >= to.rows) continue;
-    scale<Type, Values>(words[i], unit + vector_bytes(kLayout, false) / 4, to, step, line);
-    const uint2 four = mma_units::spread(words[i], i, metadata, step);
-    store<4>({four.x, four.y}, to, line, step * kStepCols + i / 2 * 16 + lane % 4 * 4);
-  }
-}
-
-template <class Type, class Values>
-__device__ __forceinline__ void unpack_dense(const uint32_t* unit, const UnpackedUnit& to) {
-  const int step = threadIdx.x / 32, lane = threadIdx.x % 32;
-  FS_UNROLL
-  for (int fragment = 2 * step; fragment < 2 * step + 2; ++fragment) {
-    uint32_t words[4];
-    load<Type, Values>(words, unit, fragment);
-    FS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int line = lane / 4 + i % 2 * 8;
-      if (to.row + line >= to.rows) continue;
-      scale<Type, Values>(words[i], unit + vector_bytes(Values::kLayout, true) / 4, to, step, line);
-      store<2>({words[i]}, to, line, fragment * 16 + i / 2 * 8 + lane % 4 * 2);
+    scale<Type, Values>(first[i], groups, to, step, line);
+    if constexpr (dense) {
+      scale<Type, Values>(second[i], groups, to, step, line);
+      store(make_uint2(first[i], second[i]), to, line, col);
+    } else {
+      store(mma_units::spread(first[i], i, behind, step), to, line, col);
     }
   }
 }
@@ -110,9 +98,9 @@ __global__ void __launch_bounds__(kUnpackThreads)
   const uint32_t* const unit = units + int64_t{begin} * (kPieceBytes / 4);
   const UnpackedUnit to{scales, unit_row * kUnitRows, unit_col * kUnitCols, rows, cols, weight};
   if (is_dense(Values::kLayout, begin, end)) {
-    unpack_dense<Type, Values>(unit, to);
+    unpack<Type, Values, true>(unit, to);
   } else {
-    unpack_24<Type, Values>(unit, to);
+    unpack<Type, Values, false>(unit, to);
   }
 }
 

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias from sparse_24 by mma.sp, the decode kernel for 16-bit x: a warp converts
-// quantized values of its units to the dtype of x, and multiplies (linear_block.cuh).
+// y = x W^T + bias from sparse_24 by mma.sp, the decode kernel for 16-bit x: blocks are those of
+// linear_block.cuh, and products those of unit_product.cuh.
 #pragma once
 #include "common/device.cuh"
-#include "common/mma.cuh"
-#include "common/mma_sparse.cuh"
 #include "cuda/mma_units/sums_tile.cuh"
-#include "cuda/sparse_24/group_sums.cuh"
 #include "cuda/sparse_24/linear_block.cuh"
 #include "cuda/sparse_24/linear_compiled.h"
 #include "cuda/sparse_24/linear_shared.h"
+#include "cuda/sparse_24/unit_product.cuh"
 #include "cuda/sparse_24/values.cuh"
 #include "cuda/sparse_24/weight_ring.cuh"
 
@@ -21,81 +19,26 @@ class Multiplier {
   using Values = Values_;
   using Ring = WeightRing<Shape, Values>;
   using Sum = float;
-  using Tile = mma_units::SumsTile<Shape>;
   static constexpr int kXBytes = 2;
 
   // `x_unit`: offset of the warp's unit of columns in a stage of x.
-  __device__ __forceinline__ explicit Multiplier(uint32_t x_unit) {
-    const int lane = threadIdx.x % 32;
-    x_row_ = x_unit + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
+  __device__ __forceinline__ explicit Multiplier(uint32_t x_unit) : product_(x_unit) {
     mma_units::clear<Shape>(sums);
   }
 
   // Adds the product of units. `units`: shared address of this lane's bytes; `x`: of the stage.
   __device__ __forceinline__ void multiply(uint32_t units, uint32_t x) {
-    const uint32_t even = x + x_row_, odd = even ^ 64;  // for even and odd steps
-    Groups groups(sums, units);
-    uint4 metadata[Shape::kRowUnits], values[Shape::kRowUnits];
-    load(metadata, units + kUnit.metadata());
-    FS_UNROLL
-    for (int step = 0; step < kSteps; step += 2) {
-      uint32_t words[Shape::kRowUnits];
-      FS_UNROLL
-      for (int m = 0; m < Shape::kRowUnits; ++m) {
-        const uint4& of = metadata[m];
-        words[m] = step == 0 ? of.x : step == 2 ? of.y : step == 4 ? of.z : of.w;
-      }
-      const uint32_t panel = step / 2 * Shape::kPanelBytes;
-      load_values(values, units, step);
-      multiply_step<0>(groups, values, step, even + panel, words);
-      load_values(values, units, step + 1);
-      multiply_step<1>(groups, values, step + 1, odd + panel, words);
-    }
+    typename Product::Vectors metadata;
+    Product::load(metadata, units + Values::kLayout.metadata());
+    product_.add(sums, units, metadata, x);
   }
 
-  Tile sums;
+  mma_units::SumsTile<Shape> sums;
 
  private:
-  using Groups = GroupSums<Type, Shape, UnitPlace<Values>>;
-  using Vectors = uint4[Shape::kRowUnits];  // one of each unit
-  static constexpr UnitLayout kUnit = Values::kLayout;
+  using Product = UnitProduct<Type, Shape, Values, UnitPlace<Values>>;
 
-  static __device__ __forceinline__ void load(Vectors& vectors, uint32_t place) {
-    FS_UNROLL
-    for (int m = 0; m < Shape::kRowUnits; ++m) {
-      vectors[m] = load_shared<uint4>(place + m * place_bytes(kUnit));
-    }
-  }
-  // Loads the vectors that begin with this step.
-  static __device__ __forceinline__ void load_values(Vectors& values, uint32_t units, int step) {
-    constexpr int kLaneSteps = kUnit.lane_steps();
-    if (step % kLaneSteps == 0) load(values, units + step / kLaneSteps * kVectorBytes);
-  }
-
-  template <int half>
-  static __device__ __forceinline__ void multiply_step(
-      Groups& groups, const Vectors& values, int step, uint32_t x,
-      const uint32_t (&metadata)[Shape::kRowUnits]) {
-    uint32_t w[Shape::kRowUnits][4];
-    FS_UNROLL
-    for (int m = 0; m < Shape::kRowUnits; ++m) {
-      Values::template widen<Type>(w[m], values[m], step % kUnit.lane_steps());
-      groups.scale(m, step, w[m]);
-    }
-    Tile& to = groups.begin(step);
-    FS_UNROLL
-    for (int n = 0; n < Shape::kTokens / 8; ++n) {
-      uint32_t b[4];
-      ldmatrix_x4(b, x + n * 8 * 128);
-      FS_UNROLL
-      for (int m = 0; m < Shape::kRowUnits; ++m) {
-        mma_sparse_m16n8k32<Type, half>(to[m][n], w[m], b, metadata[m]);
-      }
-    }
-    groups.end(step);
-  }
-
-  uint32_t x_row_;  // offset of the row whose address this lane gives to ldmatrix, in an even step
+  const Product product_;
 };
 
 // Launch with at most as many blocks as there are steps, plan.threads() threads and

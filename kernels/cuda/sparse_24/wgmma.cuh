@@ -50,9 +50,8 @@ struct WgmmaShape {
   using Tiles = mma_units::WgmmaTiles;
 
   // The epilogue of a row of units: `unit` of its tile, `place` of its block.
-  template <class Type, class Operand>
-  static __device__ __forceinline__ auto store(const Arguments& a,
-                                               const mma_units::WgmmaX<WgmmaShape>& x, int unit,
+  template <class Type, class Operand, class X>
+  static __device__ __forceinline__ auto store(const Arguments& a, const X& x, int unit,
                                                int place) {
     constexpr uint32_t kBuffer = kTokens * kUnitRows * uint32_t{sizeof(float)};
     using Sums =
@@ -66,8 +65,7 @@ struct WgmmaShape {
 template <class Type, class Operand, class Shape>
 class WgmmaMultiplier {
  public:
-  using Weights = WgmmaWeights<Operand, Shape>;
-  static constexpr bool kBeginsEarly = begins_early(Shape::kInfo, Operand::Values::kLayout);
+  using Weights = typename Operand::template Weights<Shape>;
 
   __device__ __forceinline__ WgmmaMultiplier(const typename Shape::Arguments& arguments,
                                              const mma_units::WgmmaX<Shape>& x)
@@ -128,12 +126,8 @@ class WgmmaMultiplier {
       const int part = panel % Shape::kStagePanels;
       const bool ends = part + 1 == Shape::kStagePanels;  // the stage
       if (part == 0) mbarrier_wait(x_.full(), x_.parity());
-      wgmma_begin();
-      FS_UNROLL
-      for (int high = 0; high < kHigh; ++high)
-        Operand::template multiply<Shape::kTokens>(sums_[high], a_[panel % 2][high],
-                                                   wgmma_operand(x_.panel(part)));
-      wgmma_commit();
+      Operand::template multiply<Shape::kTokens>(sums_, a_[panel % 2],
+                                                 wgmma_operand(x_.panel(part)));
       wgmma_wait_but<kRunning>();
       if (kRunning > 0 && part == 0 && panel > 0) x_.release(arguments_, used);
       used = x_.empty();
@@ -183,7 +177,7 @@ __device__ __forceinline__ void copy_x(const typename Shape::Arguments& argument
 // plan.shared_bytes(); `x` maps tiles of plan.copied_tokens() rows. Empty except on sm_90a.
 template <class Type, class Operand, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    wgmma_kernel(const mma_units::WgmmaArguments arguments, const __grid_constant__ TensorMap x) {
+    wgmma_kernel(const typename Shape::Arguments arguments, const __grid_constant__ TensorMap x) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Multiplier = WgmmaMultiplier<Type, Operand, Shape>;
   FS_DYNAMIC_SHARED(dynamic);
@@ -191,7 +185,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   const bool multiplies = warp < Shape::kWarps;
   if (threadIdx.x == Shape::kWarps * 32) prefetch_tensor_map(x);
-  if constexpr (Multiplier::kBeginsEarly) {
+  if constexpr (Multiplier::Weights::kBeginsEarly) {
     // Weights need no other warp: their loads begin before the block's barriers are there.
     typename Multiplier::Weights weights(arguments, ring, warp);
     if (multiplies) weights.begin();

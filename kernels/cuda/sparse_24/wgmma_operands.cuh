@@ -2,12 +2,13 @@
 // Turns a unit in a warp's registers into A of wgmma.sp, one panel of x (128 bytes of each token,
 // two instructions) at a time.
 //   Values              of the units (values.cuh)
+//   Weights<Shape>      loads the units (wgmma_weights.cuh)
 //   kPanels             of a unit
 //   kXBytes             of an element of x: 2, or 1 if quantized, with scales of tokens
 //   Sum                 type of accumulators: float or int32_t
 //   A                   operand of a panel
 //   make(a, unit, panel)         prepares it
-//   multiply<tokens>(sums, a, x) issues the products
+//   multiply<tokens>(sums, a, x) issues the products of each row of units, as one group
 #pragma once
 #include "common/integer.cuh"
 #include "common/wgmma_sparse.cuh"
@@ -20,12 +21,24 @@ namespace flashsparse::sparse_24 {
 
 inline constexpr uint32_t kHalfPanelBytes = 64;  // of x, for one instruction
 
+// Issues the products add(sums, a) of each row of units, as one group.
+template <class Sums, class A, int rows, class Add>
+__device__ __forceinline__ void issue_group(Sums (&sums)[rows], const A (&a)[rows],
+                                            const Add& add) {
+  wgmma_begin();
+  FS_UNROLL
+  for (int i = 0; i < rows; ++i) add(sums[i], a[i]);
+  wgmma_commit();
+}
+
 // For 16-bit x: values are converted to its dtype, unless they are native.
 template <class Type, class Values_>
 class WidenedOperand {
  public:
   using Values = Values_;
   using Sum = float;
+  template <class Shape>
+  using Weights = WgmmaWeights<WidenedOperand, Shape>;
   static constexpr int kPanels = 4;
   static constexpr int kXBytes = 2;
   struct A {
@@ -34,18 +47,28 @@ class WidenedOperand {
 
   __device__ __forceinline__ void make(A& a, const WgmmaUnit<Values>& unit, int panel) {
     a.metadata = unit.metadata_word(panel);
+    widen(a.values, unit.values, unit, panel);
+  }
+  // Converts the values in `vectors` of both steps of a panel, by the unit's scales.
+  __device__ __forceinline__ void widen(uint32_t (&words)[2][4],
+                                        const uint4 (&vectors)[WgmmaUnit<Values>::kVectors],
+                                        const WgmmaUnit<Values>& unit, int panel) {
     FS_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int step = 2 * panel + i;
-      Values::template widen<Type>(a.values[i], unit.values[step / kLayout.lane_steps()],
+      Values::template widen<Type>(words[i], vectors[step / kLayout.lane_steps()],
                                    step % kLayout.lane_steps());
-      if constexpr (kLayout.group > 0) scale(a.values[i], unit, step);
+      if constexpr (kLayout.group > 0) scale(words[i], unit, step);
     }
   }
 
+  template <int tokens, int rows>
+  static __device__ __forceinline__ void multiply(float (&sums)[rows][tokens / 2],
+                                                  const A (&a)[rows], uint64_t x) {
+    issue_group(sums, a, [&](auto& own, const A& each) { add<tokens>(own, each, x); });
+  }
   template <int tokens>
-  static __device__ __forceinline__ void multiply(float (&sums)[tokens / 2], const A& a,
-                                                  uint64_t x) {
+  static __device__ __forceinline__ void add(float (&sums)[tokens / 2], const A& a, uint64_t x) {
     wgmma_sparse<Type, tokens, 0>(sums, a.values[0], x, a.metadata);
     wgmma_sparse<Type, tokens, 1>(sums, a.values[1], wgmma_moved(x, kHalfPanelBytes), a.metadata);
   }
@@ -77,6 +100,8 @@ class CodesOperand {
  public:
   using Values = typename Codes::Values;
   using Sum = typename Codes::Sum;
+  template <class Shape>
+  using Weights = WgmmaWeights<CodesOperand, Shape>;
   static constexpr int kPanels = 2;
   static constexpr int kXBytes = 1;
   struct A {
@@ -92,11 +117,14 @@ class CodesOperand {
     }
   }
 
-  template <int tokens>
-  static __device__ __forceinline__ void multiply(Sum (&sums)[tokens / 2], const A& a, uint64_t x) {
-    Codes::template multiply<tokens>(sums, a.values[0], x, a.metadata[0]);
-    Codes::template multiply<tokens>(sums, a.values[1], wgmma_moved(x, kHalfPanelBytes),
-                                     a.metadata[1]);
+  template <int tokens, int rows>
+  static __device__ __forceinline__ void multiply(Sum (&sums)[rows][tokens / 2], const A (&a)[rows],
+                                                  uint64_t x) {
+    issue_group(sums, a, [&](auto& own, const A& each) {
+      Codes::template multiply<tokens>(own, each.values[0], x, each.metadata[0]);
+      Codes::template multiply<tokens>(own, each.values[1], wgmma_moved(x, kHalfPanelBytes),
+                                       each.metadata[1]);
+    });
   }
 };
 

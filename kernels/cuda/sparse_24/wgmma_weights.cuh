@@ -37,6 +37,7 @@ class WgmmaWeights {
   // `index`.
   static constexpr int kAtOnce =
       wgmma_units_at_once(Shape::kInfo, Operand::Values::kLayout, Operand::kXBytes);
+  static constexpr bool kBeginsEarly = begins_early(Shape::kInfo, Operand::Values::kLayout);
 
   // `warp`: number of this warp in its block.
   __device__ __forceinline__ WgmmaWeights(const typename Shape::Arguments& a,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.unpacked import complaints
+from flashsparse_plugin.formats.pattern.hybrid_24 import HybridUnits
 from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
@@ -248,3 +249,14 @@ def test_on_a_gpu_units_of_both_kinds_run_where_dtypes_have_16_bits():
     assert FORMAT.runtime(wide, cuda) == wide
     (told,) = complaints([("up", wide)], cuda)
     assert "no kernel multiplies hybrid_24(int8) float32 on a GPU" in told
+
+
+@pytest.mark.parametrize("share", [0, 0.25, 1])
+def test_a_density_says_how_many_units_are_dense(share):
+    """Of weights that are made up: as many entries as the density of the weight they stand for."""
+    weight = torch.randn(160, 1024).to(torch.bfloat16)
+    for form in (FORMAT, HybridUnits()):
+        scheme = form.scheme(torch.bfloat16, {"values": "int8"})
+        packed = form.pack(form.thin(weight, scheme, (1 + share) / 2), scheme)
+        kinds = packed.transcode(FORMAT.scheme(torch.bfloat16, {"values": "int8"}))
+        assert kinds.tensors["weight_kinds"].float().mean() == share

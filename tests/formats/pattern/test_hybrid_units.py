@@ -114,7 +114,7 @@ def test_ops_are_whole(options):
     for x in (torch.randn(3, 300), torch.randn(2, 3, 300).to(torch.bfloat16)):
         x.requires_grad_()
         bias = torch.randn(40, dtype=x.dtype)
-        for more in ((None, None), (bias, 4)):
+        for more in ((None, None, None), (bias, 4, 2)):
             inputs = (x, units, offsets, 40, torch.bfloat16, *more, *told)
             opcheck(ops.hybrid_units_linear.default, inputs)
 
@@ -132,7 +132,7 @@ def test_ops_refuse_other_shapes():
         ((units, offsets), (None, "int8", 48), "not int8 with group 48"),
     ):
         with pytest.raises(RuntimeError, match=told):
-            ops.hybrid_units_linear(x, *held, 40, torch.bfloat16, None, None, *more)
+            ops.hybrid_units_linear(x, *held, 40, torch.bfloat16, None, None, None, *more)
     with pytest.raises(RuntimeError, match="sparse_tokens must be 0 .* or more"):
         ops.hybrid_units_linear(x, units, offsets, 40, torch.bfloat16, None, -1)
 

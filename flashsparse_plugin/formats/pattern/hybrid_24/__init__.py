@@ -25,7 +25,14 @@ from ...values.quantization import SCALE, quantization_of, require_quantized
 from ...values.types import SMALLEST, spread_scales
 from . import reference
 from .forms import by_streams
-from .layout import breaks_24, in_both_kinds, read_values, require_streams, stored_tensors
+from .layout import (
+    breaks_24,
+    in_both_kinds,
+    read_values,
+    require_streams,
+    stored_tensors,
+    thinned,
+)
 from .options import HybridOptions, hybrid_options, options_named
 from .panels import HybridPanels
 from .units import HybridUnits
@@ -61,6 +68,10 @@ class Hybrid24(Format):
         """A weight with units of both kinds, in alternation; it could hold the given one, too."""
         found = quantization_of(scheme)
         kept = in_both_kinds(weight)
+        return kept if found is None else found.conform(kept)
+
+    def thin(self, weight: Tensor, scheme: Scheme, density: float) -> Tensor:
+        found, kept = quantization_of(scheme), thinned(weight, density)
         return kept if found is None else found.conform(kept)
 
     def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:

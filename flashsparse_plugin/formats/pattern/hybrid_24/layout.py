@@ -167,6 +167,11 @@ def keep_dense(weight: Tensor, share: float, seed: int = 0) -> Tensor:
     return keep_units(weight, (order < round(share * count)).view(grid))
 
 
+def thinned(weight: Tensor, density: float) -> Tensor:
+    """A copy with as many dense units as a weight of this density has."""
+    return keep_dense(weight, min(max(2 * density - 1, 0), 1))
+
+
 def keep_units(weight: Tensor, kinds: Tensor) -> Tensor:
     """A copy that keeps what is largest by 2:4, but for units of a kind other than 0."""
     dense = dense_windows(kinds.to(weight.device), weight.shape[0], weight.shape[1])

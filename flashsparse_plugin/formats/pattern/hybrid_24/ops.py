@@ -123,6 +123,7 @@ def _(
     weight_dtype,
     bias=None,
     sparse_tokens=None,
+    few_tokens=None,
     weight_scale=None,
     values="native",
     group=0,
@@ -132,11 +133,14 @@ def _(
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
     The other arguments are those of hybrid_units_unpack.
 
-    On CUDA up to sparse_tokens tokens are multiplied by tensor cores, directly from the units: by
-    mma.sp from those of 2:4, by mma from dense ones. For more, and for x of another dtype than
-    weight_dtype, the weight is unpacked, and torch's own linear multiplies. None: 128; 0: always
-    unpacked; a negative number raises. The choice is made in each call, from sizes alone. Scales
-    are applied as by sparse_24_linear.
+    On CUDA up to sparse_tokens tokens are multiplied by sparse tensor cores, directly from the
+    units, of which dense ones are two products. For more, and for x of another dtype than
+    weight_dtype, the weight is unpacked, and torch's own linear multiplies. None: 128, or 1,024 on
+    compute capability 9.0; 0: always unpacked; a negative number raises. Of them, up to few_tokens
+    go to the kernel for few tokens (mma.sp), and more to the one for many (wgmma.sp, compute
+    capability 9.0; elsewhere, and of 8-bit values with scales of groups, one kernel takes them
+    all). None: 16, or 32 of native values. The choice is made in each call, from sizes alone.
+    Scales are applied as by sparse_24_linear.
 
     Raises:
         RuntimeError: For tensors of other shapes.

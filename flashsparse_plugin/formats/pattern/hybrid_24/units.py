@@ -2,7 +2,7 @@
 """hybrid_units: the form of hybrid_24 on a GPU; never on disk.
 
 Units of 16 x 256 follow each other in a stream, those of 2:4 as sparse_24 has them, dense ones as
-registers of tensor cores take them. The layout is in kernels/formats/hybrid_units.h.
+two of these. The layout is in kernels/formats/hybrid_units.h.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..options import value_arguments
 from ..sparse_24.layout import UnitLayout
 from . import units_layout, units_reference
 from .forms import by_streams
-from .layout import in_both_kinds, keep_dense, kinds_of, read_values, stored_tensors
+from .layout import in_both_kinds, kinds_of, read_values, stored_tensors, thinned
 from .ops import ops
 from .options import HybridOptions, hybrid_options
 
@@ -52,8 +52,7 @@ class HybridUnits(Format):
         return kept if found is None else found.conform(kept)
 
     def thin(self, weight: Tensor, scheme: Scheme, density: float) -> Tensor:
-        """With as many dense units as such a weight has."""
-        found, kept = quantization_of(scheme), keep_dense(weight, min(max(2 * density - 1, 0), 1))
+        found, kept = quantization_of(scheme), thinned(weight, density)
         return kept if found is None else found.conform(kept)
 
     def takes_codes(self, values: str, group: int | None) -> bool:
@@ -117,7 +116,7 @@ class HybridUnits(Format):
         plan: Plan | None,
     ) -> Tensor:
         units, offsets = (tensors[name] for name in self.streams)
-        told = (scheme.dtype_number, bias, *limits_of(plan, 1), *value_arguments(scheme, tensors))
+        told = (scheme.dtype_number, bias, *limits_of(plan, 2), *value_arguments(scheme, tensors))
         return ops.hybrid_units_linear(x, units, offsets, shape[0], *told)
 
     def check(self, packed: PackedWeight) -> None:

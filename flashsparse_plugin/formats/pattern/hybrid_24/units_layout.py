@@ -78,7 +78,11 @@ def arrange(
         bits = F.pad(values[slab], (0, across * UNIT_COLS - cols))
         bits = F.pad(bits, (0, 0, 0, -len(bits) % UNIT_ROWS))
         pairs = sparse_24.unit_words(bits, by_mask, layout)
-        whole = [sparse_24.value_words(bits, len(bits) // UNIT_ROWS, across, layout)]
+        fours = bits.view(len(bits), -1, 4)
+        halves = (fours[:, :, :2], fours[:, :, 2:])
+        whole = [
+            sparse_24.value_words(half, len(bits) // UNIT_ROWS, across, layout) for half in halves
+        ]
         if layout.group is not None:
             assert scales is not None
             words = sparse_24.scale_words(scales[slab], across, layout.group)
@@ -114,7 +118,9 @@ def slabs_of(
         values = units.new_empty(*dense.shape, UNIT_ROWS, UNIT_COLS, dtype=layout.value_dtype)
         found = sparse_24.bits_of_units(words[:, None], layout)
         values[~dense] = found.view(len(words), UNIT_ROWS, UNIT_COLS)
-        values[dense] = sparse_24.values_of_words(whole[:, None], layout)[:, 0]
+        halves = whole.view(len(whole), 2, layout.value_words)
+        fours = sparse_24.values_of(halves, layout).permute(0, 2, 3, 1, 4)
+        values[dense] = fours.reshape(len(whole), UNIT_ROWS, UNIT_COLS)
         by_rows = values.transpose(1, 2).reshape(len(dense) * UNIT_ROWS, -1)
         yield Slab(rows, own, by_rows, dense, words)
 

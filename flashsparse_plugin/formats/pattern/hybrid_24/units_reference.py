@@ -17,13 +17,9 @@ from ..sparse_24 import reference as sparse_24
 
 def place(row: int, column: int, values: str) -> tuple[int, int]:
     """Where a dense unit has the value of a row and a column: its word, and lowest bit in that."""
-    fragment, group, half = column // 16, row % 8, row // 8
-    part, t, e = column % 16 // 8, column % 8 // 2, column % 2
-    bits, i = BITS[values], 2 * part + half
-    held = 16 // bits  # fragments in 16 bytes
-    order = 4 * part + 2 * e + half if values == "int8" else 4 * e + i if bits == 4 else 2 * i + e
-    bit = (fragment % held * 8 + order) * bits
-    return fragment // held * 128 + (4 * group + t) * 4 + bit // 32, bit % 32
+    word, shift = sparse_24.place(row, column // 4 * 4, values).values[column % 2]
+    half_words = 16 * 128 * BITS[values] // 32
+    return column % 4 // 2 * half_words + word, shift
 
 
 def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
