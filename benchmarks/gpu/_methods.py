@@ -24,6 +24,10 @@ TWO_OF_FOUR_FP8 = PatternOptions(n=2, m=4, values="fp8_e4m3")
 TWO_OF_FOUR_INT4 = PatternOptions(n=2, m=4, values="int4", group=128)
 TWO_OF_FOUR_INT8 = PatternOptions(n=2, m=4, values="int8")
 VECTORS = {"sparse_method": "nm_vector"}
+# 2:4 beside dense blocks, a quarter of all: three of eight weights are zeros.
+BESIDE_DENSE = {"sparse_method": "hybrid_24"}
+FOUR_BITS = {"values": "int4", "group": 64}
+QUARTER_DENSE = {"sparsity": 0.375, "decode_kernels": "early"}
 # With vLLM's own attention: what its users have without us.
 VLLM = {"sparse_method": "none", "decode_attention": "default"}
 VLLM_FP8 = VLLM | {"quantization": "fp8"}
@@ -152,6 +156,10 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
                 like = plain if around and "head" not in settings else None
                 own = {"options": options.model_dump(), **settings}
                 methods.append(Method(name, label, VECTORS, own, exact=False, like=like))
+        for values, options in (("fp8", {"values": "fp8_e4m3"}), ("int4", FOUR_BITS)):
+            own = {"options": options, **QUARTER_DENSE}
+            label = f"2:4 + 25% dense, {values}, early"
+            methods.append(Method(f"hybrid-{values}", label, BESIDE_DENSE, own, exact=False))
         return methods
     if arguments.compare == "patterns":
         methods = [

@@ -257,14 +257,14 @@ def made_up(
     Args:
         shape: Of the weight.
         scheme: How it is to be packed.
-        sparsity: The share, where it is not the scheme's.
+        sparsity: The share, where it is not the scheme's alone.
         device: Where it is made: a GPU makes up in seconds what takes a CPU many minutes.
     """
     generator = torch.Generator(device).manual_seed(0)
     weight = torch.empty(shape, dtype=scheme.dtype, device=device)
     weight.uniform_(-1e-3, 1e-3, generator=generator)
-    if scheme.format.options_for(weight) != {}:  # a pattern has its own share of zeros
-        return scheme.format.conform(weight, scheme)
+    if scheme.format.options_for(weight) != {}:  # a pattern has its own zeros, or says which
+        return scheme.format.thin(weight, scheme, 1 - sparsity)
     weight[torch.rand(shape, generator=generator, device=device) < sparsity] = 0
     return weight
 
