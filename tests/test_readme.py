@@ -93,6 +93,17 @@ def mixtures_are_faster():
     return min(ours / theirs for ours, theirs in zip(int8, fp8, strict=True)) >= 1.45
 
 
+def hybrids_are_faster():
+    name = "traffic-llama-3-8b-step-hybrid"
+    fp8, *hybrids = (
+        [served(name, each, "decoding", n, "tokens_per_gpu_s") for n in (1, 16, 64)]
+        for each in ("fp8", "hybrid-fp8", "hybrid-int4")
+    )
+    return all(
+        own[0] > 1.5 * fp8[0] and own[1] > 1.2 * fp8[1] and own[2] >= fp8[2] for own in hybrids
+    )
+
+
 CLAIMED = ("2of4-fp8_e4m3", "fp8", "none")
 CLAIMS = {
     "take 7 to 9 bits, exact; `--sparse-method 2:4-fp8` is the [5 bits]": lambda: (
@@ -101,6 +112,7 @@ CLAIMS = {
     "keeps all in 75% of the bytes": lambda: round(exact_share(), 2) == 0.75,
     "[faster than bfloat16](docs/kernels-exact.md#times)": exact_is_faster,
     "[one and a half times as many tokens](docs/results/serving.md#mixtures)": mixtures_are_faster,
+    "more tokens than fp8 for few clients, and as many for many": hybrids_are_faster,
     "says its card": lambda: "98.4% of dense" in PUBLISHED["2:4", "16 bits"][0],
     "**Models gain less than layers**": models_gain_less,
     "gain from N:M patterns only": prompts_gain_from_patterns_alone,
