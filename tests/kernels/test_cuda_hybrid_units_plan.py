@@ -21,8 +21,9 @@ SIZES = {
 }
 
 
-def product(rows, cols, tokens, values="native", group=0, dense=0.25):
-    """Of a weight of which about such a share of units is dense."""
+def product(rows, cols, tokens, values="native", group=None, dense=0.25):
+    """Of a weight of which about such a share of units is dense; int4 has scales of 64 columns."""
+    group = (64 if values == "int4" else 0) if group is None else group
     units = -(-rows // 16) * -(-cols // 256)
     less, more = (size + (32 * 256 // group if group else 0) for size in SIZES[values])
     of_dense = int(units * dense)

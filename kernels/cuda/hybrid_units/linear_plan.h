@@ -32,13 +32,15 @@ inline constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
 
 // Whether a shape is compiled for a value type. x of 32 tokens takes more wavefronts of shared
 // memory than quantized values, unless a warp multiplies several row blocks by it; four were slower
-// than two (1.5 to 2 times on an H200). Two of 8 bits for 16 tokens, with the sums of 128 columns
-// apart, have no registers on compute capability 10.0.
+// than two (1.5 to 2 times on an H200). For 16 tokens the types that `fit` and names choose, int4
+// and those with scales of rows, are also compiled with one block, which is faster in small layers;
+// 8 bits with scales of 128 columns only so, as two blocks have no registers on compute
+// capability 10.0.
 constexpr bool is_compiled(const ShapeInfo& shape, UnitLayout unit) {
-  if (unit.type == ValueType::kNative) return true;
-  if (shape.tokens == 16 && shape.row_units == 2)
-    return unit.group != 128 || bits_of(unit.type) != 8;
-  return shape.tokens <= 16 || (shape.tokens == 32 && shape.row_units == 2);
+  if (unit.type == ValueType::kNative || shape.tokens == 8) return true;
+  if (shape.tokens != 16) return shape.tokens == 32 && shape.row_units == 2;
+  const bool eight_bits = bits_of(unit.type) == 8, only_one = eight_bits && unit.group == 128;
+  return shape.row_units == 2 ? !only_one : only_one || unit.group == 0 || !eight_bits;
 }
 
 // Most tokens of one launch: x of more does not fit in 99 KB of shared memory, and quantized values

@@ -33,7 +33,7 @@ inline constexpr WgmmaShapeInfo kWgmmaShapes[] = {
 #undef FS_HYBRID_UNITS_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
 
-// Of the 8-bit types only scales of rows are compiled: `fit` and `prune` choose no others.
+// Of 8 bits only scales of rows are compiled: `fit` and names of formats choose no others.
 constexpr bool has_wgmma(UnitLayout unit) {
   return unit.group == 0 || unit.type == ValueType::kInt4;
 }
