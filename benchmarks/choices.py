@@ -41,6 +41,8 @@ KINDS = {
     "8:32, L = 32, 8-bit values": ["8:32, L=32, fp8_e4m3", "8:32, L=32, int8"],
 }
 
+BESIDE_DENSE = "2:4, 25% dense"
+
 Row = dict[str, Any]
 
 
@@ -163,14 +165,14 @@ def int4_at(tokens: int) -> float:
     return statistics.geometric_mean(r["dense_us"] / r["int4_us"] for r in rows if "int4_us" in r)
 
 
-def exact_gains(kind: str, columns: int) -> list[str]:
-    """Of exact values in 12 bits: on an H200 in a model, and back to back if asked, on an H100."""
+def gains(result: str, kind: str, columns: int) -> list[str]:
+    """Of a kind in its own run: on an H200 in a model, and back to back if asked; on an H100."""
     figures = [(GPUS[0], "us"), (GPUS[0], "near_us"), (GPUS[1], "us")]
     return [
         span(
             [
                 statistics.geometric_mean(ratios)
-                for rows in large(gpu, "lossless")
+                for rows in large(gpu, result)
                 if (ratios := [r["dense_us"] / r[figure] for r in rows if r["kind"] == kind])
             ]
         )
@@ -221,7 +223,7 @@ def choices() -> list[list[str]]:
     return [
         [
             "none, exact",
-            *exact_gains("lossless", len(fp8)),
+            *gains("lossless", "lossless", len(fp8)),
             "not timed",
             "1.0",
             "FlashSparse `lossless`: 12 bits a weight, exact",
@@ -284,7 +286,7 @@ def choices() -> list[list[str]]:
         ),
         [
             "2:4, exact 12 bits",
-            *exact_gains("2:4 e4m7", len(fp8)),
+            *gains("lossless", "2:4 e4m7", len(fp8)),
             on_cpu("2:4, native"),  # there they are 16 bits
             cost(("2:4", "16 bits")),
             "FlashSparse, exact, after training",
@@ -303,6 +305,20 @@ def choices() -> list[list[str]]:
             cost(("2:4", "int4")),
             "FlashSparse, after training",
         ),
+        [
+            "2:4, 25% dense, 8-bit values",
+            *gains("far_hybrid", "2:4 + 25% dense, fp8_e4m3", len(fp8)),
+            "not timed",
+            cost((BESIDE_DENSE, "fp8"), (BESIDE_DENSE, "int8")),
+            "FlashSparse up to 16 tokens, after training",
+        ],
+        [
+            "2:4, 25% dense, 4-bit values",
+            *gains("far_hybrid", "2:4 + 25% dense, int4 by 64", len(fp8)),
+            "not timed",
+            cost((BESIDE_DENSE, "int4")),
+            "FlashSparse up to 16 tokens, after training",
+        ],
         row(
             "8:32, L = 32 (75%)",
             pattern("8:32, L=32"),

@@ -9,7 +9,7 @@ Then of one x, where on Hopper each launch begins while the one before it ends (
 them: cuBLAS, the fastest way to call it; fp8, also with one kernel more that quantizes x; and int4
 of torch and, where vLLM is installed, of Marlin. Each product is held against float64 first.
 
-Output heads in 8 bits, and 2:4 beside dense blocks, which no table has yet:
+Output heads in 8 bits, and 2:4 beside dense blocks, in runs of their own:
 
     python benchmarks/gpu/far.py --layers 128256x4096,151936x5120 --kinds "head, int8;head, fp8"
     python benchmarks/gpu/far.py --kinds "2:4 + 25% dense, fp8_e4m3;2:4 + 50% dense, fp8_e4m3"

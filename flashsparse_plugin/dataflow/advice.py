@@ -25,6 +25,7 @@ Values = Literal[16, 8, 4]
 MARGIN = ESTIMATED
 MEASURED = ("H200", "H100")
 WINDOW, LENGTH = 32, 32  # of vector-wise patterns
+BESIDE_DENSE = 0.375, "2:4, 25% dense"  # zeros of 2:4 with a quarter of the blocks dense
 
 
 @dataclass(frozen=True)
@@ -110,25 +111,36 @@ def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:
         gpu: What the estimates know of the device.
         sparsity: 0 to 1.
     """
-    exact: list[tuple[str, dict[str, Any], Values]] = [
-        (scheme.format.name, {}, 16) for scheme in exact_schemes()
+    found = [
+        sparse_choice(gpu, *each, 1 - sparsity)
+        for each in (
+            *((scheme.format.name, {}, 16) for scheme in exact_schemes()),
+            *_unstructured(),
+        )
     ]
-    schemes = [*exact, *_unstructured()]
-    patterns: list[dict[str, Any]] = []
+
+    def add(pattern: dict[str, Any]) -> None:
+        found.append(sparse_choice(gpu, "nm_vector", pattern, 16, 1 - sparsity))
+        for codes, values in _codes(128):
+            found.append(sparse_choice(gpu, "nm_vector", pattern | codes, values, 1 - sparsity))
+
     if sparsity >= 0.5:
-        patterns.append({"n": 2, "m": 4})
-        schemes.append(("exact_nm", patterns[0], 16))
+        found.append(sparse_choice(gpu, "exact_nm", {"n": 2, "m": 4}, 16, 0.5))
+        add({"n": 2, "m": 4})
+    zeros, rule = BESIDE_DENSE
+    if sparsity >= zeros:
+        for codes, values in _codes(64):
+            found.append(sparse_choice(gpu, "hybrid_24", codes, values, 1 - zeros, rule))
     kept = 4 * int((1 - sparsity) * WINDOW / 4 + 1e-9)  # kernels want multiples of 4
     if 0 < kept < WINDOW:
-        patterns.append({"n": kept, "m": WINDOW, "vector_length": LENGTH})
-    for pattern in patterns:
-        schemes.append(("nm_vector", pattern, 16))
-        schemes.append(("nm_vector", pattern | {"values": "int8"}, 8))
-        schemes.append(("nm_vector", pattern | {"values": "int4", "group": 128}, 4))
-    return [
-        sparse_choice(gpu, format, options, values, 1 - sparsity)
-        for format, options, values in schemes
-    ]
+        add({"n": kept, "m": WINDOW, "vector_length": LENGTH})
+    return found
+
+
+def _codes(group: int) -> Iterator[tuple[dict[str, Any], Values]]:
+    """Options of values, and their bits; `group`: columns that share a scale of int4."""
+    yield {"values": "int8"}, 8
+    yield {"values": "int4", "group": group}, 4
 
 
 def _unstructured() -> Iterator[tuple[str, dict[str, Any], Values]]:
@@ -140,7 +152,12 @@ def _unstructured() -> Iterator[tuple[str, dict[str, Any], Values]]:
 
 
 def sparse_choice(
-    gpu: Gpu, format: str, options: Mapping[str, Any], values: Values, density: float
+    gpu: Gpu,
+    format: str,
+    options: Mapping[str, Any],
+    values: Values,
+    density: float,
+    rule: str | None = None,
 ) -> Choice:
     """One of our formats, as a GPU holds it.
 
@@ -150,6 +167,7 @@ def sparse_choice(
         options: Its options.
         values: Bits of a value.
         density: Share of the weights that are kept, where no pattern says so.
+        rule: The zeros, as `known_quality` has them, where neither says what they are.
     """
     own = get_format(format)
     density = 1.0 if own.keeps_zeros else density
@@ -170,15 +188,16 @@ def sparse_choice(
         operations = 2.0 * tokens * shape[0] * shape[1] * (1 - needed)
         return max(found, operations / gpu.arithmetic)
 
-    told = stored.options.title.removesuffix(" by 128")
-    zeros = f"{needed:.0%}" if needed else ""
-    title = ", ".join(filter(None, (format, zeros, told))) if anywhere else told
-    unmeasured = values == 4 and options["m"] > 4
-    checked = gpu.name in MEASURED and not unmeasured
-    pattern = title.split(", ")
-    rule = ", ".join(each for each in pattern if ":" in each or "L=" in each)
-    if anywhere:
+    told = stored.options.title.partition(" by ")[0]
+    if rule is not None:
+        title, checked = f"{rule}, {told}", gpu.name == "H200"
+    elif anywhere:
+        zeros = f"{needed:.0%}" if needed else ""
+        title, checked = ", ".join(filter(None, (format, zeros, told))), gpu.name in MEASURED
         rule = f"{100 * needed:.4g}%" if needed else DENSE
+    else:
+        title, checked = told, gpu.name in MEASURED and (values > 4 or options["m"] == 4)
+        rule = ", ".join(each for each in title.split(", ") if ":" in each or "L=" in each)
     of_values = options.get("values", "16 bits")
     return Choice(
         *(gpu, title, "ours", values, needed, bits, seconds, checked, rule, of_values),

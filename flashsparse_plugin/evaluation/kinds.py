@@ -88,7 +88,7 @@ HYBRIDS = {
     "2:4 + 50% dense, fp8_e4m3": beside_dense(0.5, values="fp8_e4m3"),
     "2:4 + 25% dense, int4 by 64": beside_dense(0.25, values="int4", group=64),
 }
-"""2:4 beside dense blocks, which no table has yet."""
+"""2:4 beside dense blocks, which no table of launches has yet."""
 
 
 # Those that people choose among, by the names of results and of tables: kinds of KINDS.

@@ -34,7 +34,7 @@ inline std::string breach_error(const Pattern& pattern, const Breach& breach, in
        << " may. Remedy: prune it with `flashsparse prune --pattern " << pattern.n << ":"
        << pattern.m;
   if (pattern.length > 1) text << " --vector-length " << pattern.length;
-  text << "`, or choose a format for any zeros";
+  text << "`, or pack it as tiled_bitmap, which takes zeros anywhere";
   return text.str();
 }
 

@@ -21,6 +21,7 @@ def test_without_far_figures_those_of_each_kernels_run_are_shown(monkeypatch, tm
     assert {len(row) for row in table} == {len(choices.heads())} == {6}
     shown = {name for name in choices.KINDS if not name.startswith("none")}
     own = {"none, exact", "2:4, exact 12 bits", "none, fp8", "none, int4 (Marlin)"}
+    own |= {f"2:4, 25% dense, {bits}-bit values" for bits in (4, 8)}
     assert {row[0] for row in table} == own | shown
 
 
