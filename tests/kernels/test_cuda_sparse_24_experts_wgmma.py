@@ -135,7 +135,10 @@ def switched_driver() -> tuple[Path, list[str]]:
 @pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_sanitizers_find_nothing(driver, sanitizer):
     binary = switched_driver()[0] if sanitizer == "thread" else driver(DRIVER, sanitizer)
-    require_all(binary, [replace(case, seed=7) for case in (*native_cases(), *code_cases())])
+    native = native_cases()
+    # Those that take longest, but for clusters of which others have as many blocks and tiles.
+    cases = [case for number, case in enumerate(native) if number not in (2, 5)] + code_cases()
+    require_all(binary, [replace(case, seed=7) for case in cases])
 
 
 @pytest.mark.slow
