@@ -10,6 +10,7 @@
 #include "bindings/override.h"
 #include "bindings/sparse_24_cuda.h"
 #include "bindings/unpacked_product.h"
+#include "bindings/wgmma_arguments.h"
 #include "cuda/exact_units/exact_units.h"
 #include "cuda/exact_units/kernel_choice.h"
 #include "cuda/exact_units/widen_24.h"
@@ -112,17 +113,8 @@ void wgmma_product(const LinearInputs& inputs, const ExactUnits& packed, const G
   arguments.exceptions = exceptions(packed);
   arguments.x = bits(x);
   arguments.x_stride = static_cast<int>(row_length(x));
-  arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
-  arguments.y = mutable_bits(y);
-  arguments.partials = partials.data();
-  arguments.rows = static_cast<int>(rows);
-  arguments.cols = static_cast<int>(cols);
-  arguments.tokens = static_cast<int>(tokens);
-  arguments.cut(plan);
+  set_product(arguments, inputs, plan, partials, y, stream);
   arguments.weight_stages = plan.weight_stages();
-  if (plan.shares_tiles(rows, tokens)) {
-    STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
-  }
   const TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
   STD_CUDA_CHECK(cuda::exact_units_wgmma(arguments, map, plan, begins_early(inputs.x), stream));
 }

@@ -11,6 +11,7 @@
 #include "bindings/override.h"
 #include "bindings/sparse_24.h"
 #include "bindings/unpacked_product.h"
+#include "bindings/wgmma_arguments.h"
 #include "cuda/hybrid_units/hybrid_units.h"
 #include "cuda/hybrid_units/kernel_choice.h"
 #include "cuda/shared/arrivals.h"
@@ -124,16 +125,7 @@ void wgmma_product(const LinearInputs& inputs, const HybridUnits& packed, const 
   arguments.units = words_of(packed.units);
   arguments.offsets = packed.offset_data();
   arguments.scales = packed.scale_data();
-  arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
-  arguments.y = mutable_bits(y);
-  arguments.partials = partials.data();
-  arguments.rows = static_cast<int>(rows);
-  arguments.cols = static_cast<int>(cols);
-  arguments.tokens = static_cast<int>(tokens);
-  arguments.cut(plan);
-  if (plan.shares_tiles(rows, tokens)) {
-    STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
-  }
+  set_product(arguments, inputs, plan, partials, y, stream);
   const TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
   const bool bfloat16 = y.scalar_type() == ScalarType::BFloat16;
   STD_CUDA_CHECK(

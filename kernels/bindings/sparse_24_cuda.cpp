@@ -10,6 +10,7 @@
 #include "bindings/cuda.h"
 #include "bindings/early_begin.h"
 #include "bindings/unpacked_product_cuda.h"
+#include "bindings/wgmma_arguments.h"
 #include "cuda/shared/arrivals.h"
 #include "cuda/sparse_24/kernel_choice.h"
 #include "cuda/sparse_24/sparse_24.h"
@@ -30,24 +31,13 @@ sparse_24::WgmmaPlan wgmma_launch(const LinearInputs& inputs, const Units& packe
 
 void launch_wgmma(const LinearInputs& inputs, const Units& packed, const sparse_24::WgmmaPlan& plan,
                   const TiledMatrix& x, const float* x_scales, bool early, Tensor& y) {
-  const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const cudaStream_t stream = current_stream(inputs.x);
-  Partials partials(inputs.x, plan.partial_floats(rows, tokens));
-  mma_units::WgmmaArguments arguments;
+  Partials partials(inputs.x, plan.partial_floats(inputs.out_features, inputs.tokens));
+  mma_units::WgmmaArguments arguments{};
   arguments.units = words_of(packed.units);
   arguments.scales = packed.scale_data();
   arguments.x_scales = x_scales;
-  arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
-  arguments.y = mutable_bits(y);
-  arguments.partials = partials.data();
-  arguments.arrivals = nullptr;
-  arguments.rows = static_cast<int>(rows);
-  arguments.cols = static_cast<int>(cols);
-  arguments.tokens = static_cast<int>(tokens);
-  arguments.cut(plan);
-  if (plan.shares_tiles(rows, tokens)) {
-    STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
-  }
+  set_product(arguments, inputs, plan, partials, y, stream);
   const bool bfloat16 = y.scalar_type() == ScalarType::BFloat16;
   STD_CUDA_CHECK(cuda::sparse_24_wgmma(arguments, x, plan, bfloat16, early, stream));
 }

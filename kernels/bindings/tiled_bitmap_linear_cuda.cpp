@@ -12,6 +12,7 @@
 #include "bindings/override.h"
 #include "bindings/tiled_bitmap_cuda.h"
 #include "bindings/unpacked_product.h"
+#include "bindings/wgmma_arguments.h"
 #include "cuda/mma_units/quantise_x.h"
 #include "cuda/mma_units/scale_sums_launch.h"
 #include "cuda/shared/arrivals.h"
@@ -118,17 +119,8 @@ void wgmma_product(const LinearInputs& inputs, const BitmapUnits& units, Operand
   arguments.units = words_of(units.lines);
   arguments.offsets = units.offsets.const_data_ptr<int32_t>();
   arguments.scales = units.scale_data();
-  arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
-  arguments.y = mutable_bits(y);
-  arguments.partials = partials.data();
-  arguments.rows = static_cast<int>(rows);
-  arguments.cols = static_cast<int>(cols);
-  arguments.tokens = static_cast<int>(tokens);
-  arguments.cut(plan);
+  set_product(arguments, inputs, plan, partials, y, stream);
   arguments.ring_lines = plan.ring_lines;
-  if (plan.shares_tiles(rows, tokens)) {
-    STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
-  }
   const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
   TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
   if (rounded) {

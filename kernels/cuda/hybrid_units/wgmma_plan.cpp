@@ -14,11 +14,8 @@ namespace {
 
 using mma_units::kGroupRows;
 using mma_units::kMostCluster;
-using mma_units::kMostXStages;
 using mma_units::kPanelBytes;
 using mma_units::wgmma_slots;
-using mma_units::wgmma_stage_bytes;
-using mma_units::wgmma_sums_bytes;
 
 constexpr int kPanels = 4;  // of a unit
 
@@ -86,33 +83,17 @@ double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, c
 
 }  // namespace
 
-int64_t WgmmaPlan::shared_bytes() const {
-  return mma_units::kWgmmaBarriers + stages * wgmma_stage_bytes(info().tokens) +
-         wgmma_sums_bytes(info().tokens, info().groups, depth);
-}
-
 const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                    const Gpu& gpu) const {
   if (const char* const rule = broken_cluster(gpu)) return rule;
   if (!wgmma_is_compiled(info(), unit)) return "values of this type have no such shape";
-  if (stages < 2 * info().stage_panels())
-    return "x has two stages at least, of two panels up to 128 tokens";
+  if (const char* const rule = broken_stages()) return rule;
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
   if (unit_rows(rows) * unit_cols(cols) >= INT32_MAX) return "there are too many units";
   return broken_tiles(rows, cols, tokens);
 }
 
 namespace {
-
-// As many stages as fit.
-bool give_stages(WgmmaPlan& plan, const Gpu& gpu) {
-  plan.stages = 0;
-  const int64_t room = gpu.shared_bytes - plan.shared_bytes();
-  plan.stages = static_cast<int>(
-      std::min<int64_t>(room / wgmma_stage_bytes(plan.info().tokens), kMostXStages));
-  plan.stages -= plan.stages % plan.info().stage_panels();
-  return room > 0 && plan.stages >= 2 * plan.info().stage_panels();
-}
 
 // Calls body(plan, cost) for each candidate launch.
 template <class Body>
@@ -126,7 +107,7 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, U
     const int most_down = tokens > kWgmmaShapes[shape].tokens ? kMostCluster : 1;
     mma_units::for_each_wgmma(
         WgmmaPlan{shape, 1, 1, 0, 1, unit, dense}, most_down, rows, cols, tokens, gpu,
-        [&](WgmmaPlan& plan) { return give_stages(plan, gpu); },
+        [&](WgmmaPlan& plan) { return mma_units::give_x_stages(plan, gpu); },
         [&](const WgmmaPlan& plan) { body(plan, cost(plan, rows, cols, tokens, gpu)); });
   }
 }

@@ -48,7 +48,7 @@ struct WgmmaPlan : mma_units::WgmmaPlan<kWgmmaShapes> {
   // One more warpgroup copies x, and gives the others most of its registers.
   int threads() const { return (info().groups + 1) * 128; }
   int unit_bytes() const { return mean_unit_bytes(unit, dense); }
-  int64_t shared_bytes() const;
+  int64_t shared_bytes() const { return mma_units::wgmma_bytes_before_ring(*this); }
 
   // The rule that the plan breaks for a product of this size, or null. A launch needs null.
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;

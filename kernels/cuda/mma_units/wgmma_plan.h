@@ -67,6 +67,13 @@ struct WgmmaPlan {
     return nullptr;
   }
 
+  // of stages that have info().stage_panels() panels,
+  const char* broken_stages() const {
+    if (stages < 2 * info().stage_panels())
+      return "x has two stages at least, of two panels up to 128 tokens";
+    return nullptr;
+  }
+
   // and for a product of this size, where it breaks none of broken_cluster().
   const char* broken_tiles(int64_t rows, int64_t cols, int64_t tokens) const {
     constexpr int64_t kMostArrivals = 4096;
@@ -85,7 +92,7 @@ struct WgmmaPlan {
   }
 };
 
-// Shared memory of a block before its ring of weights.
+// Shared memory of a block: all of it, or what lies before its ring of weights if it has one.
 template <class Plan>
 int64_t wgmma_bytes_before_ring(const Plan& plan) {
   const auto& info = plan.info();

@@ -14,6 +14,18 @@ inline int64_t wgmma_slots(int cluster, const Gpu& gpu) {
   return (cluster >= 4 ? gpu.multiprocessors * 15 / 16 : gpu.multiprocessors) / cluster;
 }
 
+// Gives x as many stages of info().stage_panels() panels as fit; false if two do not.
+template <class Plan>
+bool give_x_stages(Plan& plan, const Gpu& gpu) {
+  const int together = plan.info().stage_panels();
+  plan.stages = 0;
+  const int64_t room = gpu.shared_bytes - plan.shared_bytes();
+  plan.stages = static_cast<int>(
+      std::min<int64_t>(room / wgmma_stage_bytes(plan.info().tokens), kMostXStages));
+  plan.stages -= plan.stages % together;
+  return room > 0 && plan.stages >= 2 * together;
+}
+
 // Calls body(plan) for each launch of a shape that breaks no rule.
 //
 // `own` has the shape, and what else is the format's; `most_down` limits the blocks of a cluster

@@ -13,11 +13,8 @@ namespace {
 
 using mma_units::kGroupRows;
 using mma_units::kMostCluster;
-using mma_units::kMostXStages;
 using mma_units::kPanelBytes;
 using mma_units::wgmma_slots;
-using mma_units::wgmma_stage_bytes;
-using mma_units::wgmma_sums_bytes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -159,11 +156,6 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   return begin + rounds * (panels * busy + own_tiles * kTile + sums) + kRound * (rounds - 1);
 }
 
-int64_t WgmmaPlan::shared_bytes() const {
-  return mma_units::kWgmmaBarriers + stages * wgmma_stage_bytes(info().tokens) +
-         wgmma_sums_bytes(info().tokens, info().groups, depth);
-}
-
 const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                    const Gpu& gpu) const {
   if (const char* const rule = broken_cluster(gpu)) return rule;
@@ -173,23 +165,12 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
     return "x is 16 bits, or codes of 8 bits where the values are";
   if (x_bytes == 1 && unit.type == ValueType::kInt8 && cols > kMostInt8Cols)
     return "int32 has room for the sums of 262144 columns of int8";
-  if (stages < 2 * info().stage_panels())
-    return "x has two stages at least, of two panels up to 128 tokens";
+  if (const char* const rule = broken_stages()) return rule;
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
   return broken_tiles(rows, cols, tokens);
 }
 
 namespace {
-
-// As many stages as fit.
-bool give_stages(WgmmaPlan& plan, const Gpu& gpu) {
-  plan.stages = 0;
-  const int64_t room = gpu.shared_bytes - plan.shared_bytes();
-  plan.stages = static_cast<int>(
-      std::min<int64_t>(room / wgmma_stage_bytes(plan.info().tokens), kMostXStages));
-  plan.stages -= plan.stages % plan.info().stage_panels();
-  return room > 0 && plan.stages >= 2 * plan.info().stage_panels();
-}
 
 // The token counts that were measured; A in registers by fewer tokens is slower, not faster.
 int64_t tokens_of_plan(int64_t tokens, UnitLayout unit) {
@@ -212,7 +193,7 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, U
     const int most_down = is_few(unit, tokens) ? 1 : kMostCluster;
     mma_units::for_each_wgmma(
         WgmmaPlan{shape, 1, 1, 0, 1, unit, x_bytes}, most_down, rows, cols, tokens, gpu,
-        [&](WgmmaPlan& plan) { return give_stages(plan, gpu); },
+        [&](WgmmaPlan& plan) { return mma_units::give_x_stages(plan, gpu); },
         [&](const WgmmaPlan& plan) { body(plan, wgmma_cost(plan, rows, cols, tokens, gpu)); });
   }
 }

@@ -93,7 +93,7 @@ struct WgmmaPlan : mma_units::WgmmaPlan<kWgmmaShapes> {
   int x_bytes = 2;  // per element of x: 1 if it is quantized
 
   int threads() const { return wgmma_threads(info()); }
-  int64_t shared_bytes() const;
+  int64_t shared_bytes() const { return mma_units::wgmma_bytes_before_ring(*this); }
 
   // The rule that the plan breaks for a product of this size, or null. A launch needs null.
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;

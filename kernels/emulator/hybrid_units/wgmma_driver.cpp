@@ -2,10 +2,9 @@
 // Runs the wgmma kernel over every case on stdin and writes y to stdout.
 //   case    as that of linear_driver.cpp, with the five numbers of a WgmmaPlan
 //   answer  uint16 y[tokens * rows]
-#include <cstring>
-
 #include "cuda/hybrid_units/wgmma.cuh"
 #include "emulator/hybrid_units/weight.h"
+#include "emulator/wgmma_product.h"
 
 namespace {
 
@@ -66,33 +65,12 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "shape %d is not emulated for these values\n", plan.shape);
       return 1;
     }
-    const auto y = driver::unwritten<uint16_t>(tokens * rows);
-    const auto partials = driver::unwritten<float>(plan.partial_floats(rows, tokens));
-    const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows, tokens));
-    std::memset(arrivals.get(), 0, plan.arrivals(rows, tokens) * sizeof(uint32_t));
     WgmmaArguments arguments{};
     arguments.units = weight.units.get();
     arguments.offsets = weight.offsets.get();
     arguments.scales = unit.has_row_scales() ? weight.scales.get() : nullptr;
     arguments.bias = header[4] ? bias.get() : nullptr;
-    arguments.y = y.get();
-    arguments.partials = partials.get();
-    arguments.arrivals = arrivals.get();
-    arguments.rows = static_cast<int>(rows);
-    arguments.cols = static_cast<int>(cols);
-    arguments.tokens = static_cast<int>(tokens);
-    arguments.cut(plan);
-    const TensorMap map = emulated_map({x.get(), tokens, cols, stride, plan.copied_tokens()});
-    const simt::UsedByLastKernel used[] = {
-        {x.get(), static_cast<size_t>(tokens * stride)},
-        {y.get(), static_cast<size_t>(tokens * rows)},
-        {partials.get(), static_cast<size_t>(plan.partial_floats(rows, tokens))},
-        {arrivals.get(), static_cast<size_t>(plan.arrivals(rows, tokens))}};
-    simt::launch_clusters(plan.cluster(), plan.blocks(), plan.threads(), plan.shared_bytes(),
-                          static_cast<unsigned>(seed), [&] { kernel(arguments, map); });
-    for (int64_t i = 0; i < plan.arrivals(rows, tokens); ++i) {
-      if (arrivals[i] != 0) std::abort();  // must be reset
-    }
-    driver::write(y.get(), tokens * rows);
+    run_wgmma(kernel, arguments, plan, {x.get(), tokens, cols, stride, plan.copied_tokens()}, rows,
+              cols, seed);
   }
 }

@@ -10,10 +10,10 @@
 //   answer  uint16 y[tokens * rows]
 #pragma once
 #include <cstdint>
-#include <cstring>
 
 #include "cuda/sparse_24/wgmma.cuh"
 #include "emulator/driver.h"
+#include "emulator/wgmma_product.h"
 
 namespace flashsparse::sparse_24 {
 
@@ -71,35 +71,12 @@ struct WgmmaCase {
   void run(void (*kernel)(mma_units::WgmmaArguments, TensorMap), const TiledMatrix& matrix,
            const float* x_scales) const {
     if (!kernel) std::abort();
-    const auto y = driver::unwritten<uint16_t>(tokens * rows);
-    const auto partials = driver::unwritten<float>(plan.partial_floats(rows, tokens));
-    const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows, tokens));
-    std::memset(arrivals.get(), 0, plan.arrivals(rows, tokens) * sizeof(uint32_t));
-    mma_units::WgmmaArguments arguments;
+    mma_units::WgmmaArguments arguments{};
     arguments.units = units.get();
     arguments.scales = plan.unit.has_row_scales() ? scales.get() : nullptr;
     arguments.x_scales = x_scales;
     arguments.bias = has_bias ? bias.get() : nullptr;
-    arguments.y = y.get();
-    arguments.partials = partials.get();
-    arguments.arrivals = arrivals.get();
-    arguments.rows = static_cast<int>(rows);
-    arguments.cols = static_cast<int>(cols);
-    arguments.tokens = static_cast<int>(tokens);
-    arguments.cut(plan);
-    const TensorMap map = emulated_map(matrix);
-    const simt::UsedByLastKernel used[] = {
-        {matrix.data, static_cast<size_t>(tokens * matrix.stride)},
-        {x_scales, static_cast<size_t>(x_scales ? tokens : 0)},
-        {y.get(), static_cast<size_t>(tokens * rows)},
-        {partials.get(), static_cast<size_t>(plan.partial_floats(rows, tokens))},
-        {arrivals.get(), static_cast<size_t>(plan.arrivals(rows, tokens))}};
-    simt::launch_clusters(plan.cluster(), plan.blocks(), plan.threads(), plan.shared_bytes(), seed,
-                          [&] { kernel(arguments, map); });
-    for (int64_t i = 0; i < plan.arrivals(rows, tokens); ++i) {
-      if (arrivals[i] != 0) std::abort();  // must be reset
-    }
-    driver::write(y.get(), tokens * rows);
+    run_wgmma(kernel, arguments, plan, matrix, rows, cols, seed);
   }
 };
 

@@ -71,8 +71,7 @@ class Hybrid24(Format):
         return kept if found is None else found.conform(kept)
 
     def thin(self, weight: Tensor, scheme: Scheme, density: float) -> Tensor:
-        found, kept = quantization_of(scheme), thinned(weight, density)
-        return kept if found is None else found.conform(kept)
+        return thinned(weight, scheme, density)
 
     def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
         """Native values, where units are of both kinds; else nm_vector or dense is smaller."""

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ....packed import FormatError
+from ....packed import FormatError, Scheme
 from ...two_of_four import pairs_by_mask
 from ...units import SLAB_ELEMENTS, UNIT_COLS, UNIT_ROWS, unit_grid
 from ...values.dtypes import magnitudes
-from ...values.quantization import SCALE
+from ...values.quantization import SCALE, quantization_of
 from ...values.types import ValueType, join_nibbles, split_nibbles
 from ..options import PatternOptions
 
@@ -167,9 +167,10 @@ def keep_dense(weight: Tensor, share: float, seed: int = 0) -> Tensor:
     return keep_units(weight, (order < round(share * count)).view(grid))
 
 
-def thinned(weight: Tensor, density: float) -> Tensor:
-    """A copy with as many dense units as a weight of this density has."""
-    return keep_dense(weight, min(max(2 * density - 1, 0), 1))
+def thinned(weight: Tensor, scheme: Scheme, density: float) -> Tensor:
+    """A copy that a scheme holds, with as many dense units as a weight of this density has."""
+    found, kept = quantization_of(scheme), keep_dense(weight, min(max(2 * density - 1, 0), 1))
+    return kept if found is None else found.conform(kept)
 
 
 def keep_units(weight: Tensor, kinds: Tensor) -> Tensor:

@@ -52,8 +52,7 @@ class HybridUnits(Format):
         return kept if found is None else found.conform(kept)
 
     def thin(self, weight: Tensor, scheme: Scheme, density: float) -> Tensor:
-        found, kept = quantization_of(scheme), thinned(weight, density)
-        return kept if found is None else found.conform(kept)
+        return thinned(weight, scheme, density)
 
     def takes_codes(self, values: str, group: int | None) -> bool:
         return True
