@@ -174,7 +174,7 @@ def exact_rows(driver, folder: Path) -> Rows:
     for kernel, told, number, plan in (
         ("linear", "8 tokens", 0, ExactPlan(0, 2, 2, 2, 2, 1)),
         ("linear", "16 tokens, many exceptions", 2, ExactPlan(3, 2, 1, 2, 2, 1)),
-        ("wgmma", "64 tokens", 0, (2, 1, 1, 3, 1)),
+        ("wgmma", "64 tokens", 0, (2, 1, 1, 4, 1)),
     ):
         case = random_exact(256, 1024, int(told.split()[0]), number, plan=plan)
         counts = count(driver(f"exact_units/{kernel}_driver", "plain"), case.encode(), folder)

@@ -64,6 +64,7 @@ class WgmmaMultiplier {
     while (!tiles.ended()) {
       FS_UNROLL
       for (int i = 0; i < Shape::kTokens / 2; ++i) sums_[i] = 0;
+      wgmma_hold(sums_);
       const int tile = tiles.tile();
       bool more = true;  // whether the tile has more steps
       FS_NO_UNROLL
@@ -71,6 +72,8 @@ class WgmmaMultiplier {
         step(weights);
         more = !tiles.advance() && !tiles.ended();
       }
+      wgmma_wait(sums_);
+      release();
       store.leave(sums_, tiles, tile, finish);
       if (!tiles.ended()) store.expect(tiles);
     }
@@ -79,32 +82,50 @@ class WgmmaMultiplier {
  private:
   using Operand = WgmmaOperand<Shape::kKind>;
 
-  // Multiplies by a unit, whose first panel is in a_.
+  // Multiplies by a unit, whose first panel is in a_. The next one is made while the products of a
+  // panel run.
   __device__ __forceinline__ void step(WgmmaWeights<Shape>& weights) {
     const uint32_t slot = weights.slot();
     FS_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
       const int part = panel % Shape::kStagePanels;
       if (part == 0) mbarrier_wait(x_.full(), x_.parity());
-      wgmma_hold(sums_);
       wgmma_begin();
       Operand::template multiply<Shape::kTokens>(sums_, a_[panel % 2],
                                                  wgmma_operand(x_.panel(part)));
       wgmma_commit();
-      // Prepares the next panel while this one is being multiplied.
-      if (panel + 1 < kPanels) {
-        operand_.make(a_[(panel + 1) % 2], weights, panel + 1);
+      if constexpr (Operand::kHasExceptions) {  // no need to touch sums: the latest products run on
+        wgmma_wait_but<1>();
+        if (part == 0) release();
+        prepare(panel + 1, weights);
       } else {
-        weights.release();
+        prepare(panel + 1, weights);
+        wgmma_wait(sums_);
+        add_exceptions(slot, panel, x_.panel(part));
+        wgmma_hold(sums_);
       }
-      wgmma_wait(sums_);
-      add_exceptions(slot, panel, x_.panel(part));
       if (part + 1 < Shape::kStagePanels) continue;
-      x_.release(arguments_, x_.empty());
+      used_ = x_.empty();
       x_.advance();
+      if (!Operand::kHasExceptions) release();
     }
     weights.take();
     operand_.make(a_[0], weights, 0);
+  }
+
+  // Makes A of a panel of the unit, all of which is in registers after the last one.
+  __device__ __forceinline__ void prepare(int panel, WgmmaWeights<Shape>& weights) {
+    if (panel < kPanels) {
+      operand_.make(a_[panel % 2], weights, panel);
+    } else {
+      weights.release();
+    }
+  }
+
+  // Releases the last stage of x, whose products have ended.
+  __device__ __forceinline__ void release() {
+    if (used_ != 0) x_.release(arguments_, used_);
+    used_ = 0;
   }
 
   // Adds the products of those of the unit's exceptions whose columns are in the panel, of which x
@@ -147,6 +168,7 @@ class WgmmaMultiplier {
   typename Operand::A a_[2];  // of this panel and the next
   Operand operand_;
   float sums_[Shape::kTokens / 2];
+  uint32_t used_ = 0;  // barrier of the stage of x that is being multiplied last
 };
 
 // Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() threads and
@@ -182,7 +204,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 template <int for_tokens, int tokens, int groups, Kind kind>
 constexpr WgmmaCompiled wgmma_in() {
-  if constexpr (for_tokens == tokens) return wgmma_kernel<WgmmaShape<tokens, groups, kind>>;
+  if constexpr (for_tokens == tokens && wgmma_is_for(tokens, groups, kind))
+    return wgmma_kernel<WgmmaShape<tokens, groups, kind>>;
   return nullptr;
 }
 

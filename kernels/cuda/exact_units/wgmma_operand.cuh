@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decodes a unit from a warp's ring to A of wgmma, one panel of 64 columns of x at a time.
 //   A                        operand of a panel
+//   kHasExceptions           whether it holds the unit's exceptions, too
 //   make(a, weights, panel)  prepares it; panels in order, since the first reads the unit's
 //   metadata multiply<tokens>(...)    issues its products with the panel of x at `x`
 #pragma once
@@ -14,6 +15,7 @@ template <Kind kind>
 class WgmmaOperand {  // dense: four steps of 16 columns
  public:
   using A = uint32_t[4][4];
+  static constexpr bool kHasExceptions = true;
 
   template <class Weights>
   __device__ __forceinline__ void make(A& a, const Weights& weights, int panel) {
@@ -22,6 +24,7 @@ class WgmmaOperand {  // dense: four steps of 16 columns
     for (int i = 0; i < kPanelVectors; ++i) words[i] = weights.load(panel * kPanelVectors + i);
     FS_UNROLL
     for (int step = 0; step < 4; ++step) decode(words, step, a[step]);
+    insert_exceptions(a, weights.slot(), panel);
   }
 
   template <int tokens>
@@ -32,6 +35,26 @@ class WgmmaOperand {  // dense: four steps of 16 columns
     for (int step = 0; step < 4; ++step)
       wgmma_registers<BFloat16, tokens>(sums, a[step], wgmma_moved(x, step * kStepBytes));
   }
+
+ private:
+  // Puts those of the unit's exceptions whose columns are in the panel in their places, which hold
+  // 0. `slot` is the lane's.
+  static __device__ __forceinline__ void insert_exceptions(A& a, uint32_t slot, int panel) {
+    const bool is_here =
+        slot != 0 && slot_column(slot) / kPanelCols == static_cast<uint32_t>(panel);
+    uint32_t left = __ballot_sync(~0u, is_here);
+    FS_NO_UNROLL
+    while (left != 0) {
+      const uint32_t one = __shfl_sync(~0u, slot, __ffs(static_cast<int>(left)) - 1);
+      left &= left - 1;
+      const uint32_t row = slot_row(one), column = slot_column(one) % kPanelCols;
+      if (row % 8 * 4 + column % 8 / 2 != threadIdx.x % 32) continue;
+      const uint32_t at = column / 8 * 2 + row / 8;  // register of the panel
+      const uint32_t bits = uint32_t{slot_bits(one)} << column % 2 * 16;
+      FS_UNROLL
+      for (uint32_t i = 0; i < 16; ++i) a[i / 4][i % 4] |= i == at ? bits : 0;
+    }
+  }
 };
 
 template <>
@@ -40,6 +63,7 @@ class WgmmaOperand<Kind::k24> {  // two steps of 32 columns: half of a panel of 
   struct A {
     uint32_t values[2][4], metadata;
   };
+  static constexpr bool kHasExceptions = false;  // whose columns it does not keep
 
   template <class Weights>
   __device__ __forceinline__ void make(A& a, const Weights& weights, int panel) {

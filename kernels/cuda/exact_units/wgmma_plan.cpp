@@ -20,21 +20,38 @@ using mma_units::wgmma_slots;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The model, and the rates, of sparse_24's kernel with a weight ring and 16-bit x; but for its
-// clocks between two groups of wgmma, counted in instructions, and kFewer, by lossless.csv of an
-// H100.
-constexpr double kMemory = 30.0e3, kMost = 46e3;  // bytes per microsecond and SM: of all, of few
-constexpr double kL2 = 48e3, kClock = 1.69e3;     // bytes and clocks per microsecond
-constexpr double kShared = 0.95;                  // time of shared memory, over that counted
-constexpr double kPanel = 320, kGroup = 76;  // clocks of a warpgroup, and for each of the block
-constexpr double kLaunch = 1.8, kTile = 1.45, kRound = 1.7;  // microseconds
-constexpr double kSharing = 1.6, kRagged = 1.5, kGiving = 0.6, kSums = 0.45;
-constexpr double kFewer = 0.57;    // power of the memory that fewer blocks have, each
-constexpr double kCluster = 0.01;  // share of the time, for each doubling of the cluster
+constexpr double kClock = 1.69e3;  // clocks per microsecond
+
+// Memory and the L2 in bytes per microsecond and SM, times in microseconds.
+struct Costs {
+  double memory, most;  // of all SMs, of few
+  double l2;
+  double shared;               // time of shared memory, over that counted
+  double panel, group, token;  // clocks of a warpgroup; for each of the block; for each token
+  double launch, tile, round;
+  double sharing, ragged, giving, sums;
+  double fewer;    // power of the memory that fewer blocks have, each
+  double cluster;  // share of the time, for each doubling of the cluster
+};
+
+// Fitted to 859 launches for 64 to 1,024 tokens after another kernel on an H200
+// (exact_units_many_sweep.csv): what it selects of these is on average 2.7% slower than the
+// fastest, and 4% off its time.
+constexpr Costs kDenseCosts = {48.3e3, 125e3, 50.9e3, 0.957, 539,  62.1, 2.26,  0.929,
+                               3.13,   0.23,  0.29,   4.2,   0.08, 1.38, 0.077, 0.0014};
+// Those of sparse_24's kernel, when it had a ring of weights, for 16-bit x; but for its clocks
+// between two groups of wgmma, counted in instructions, and `fewer`, by lossless.csv of an H100.
+constexpr Costs k24Costs = {30e3, 46e3, 48e3, 0.95, 320, 76,   2,    1.8,
+                            1.45, 1.7,  1.6,  1.5,  0.6, 0.45, 0.57, 0.01};
+// Where clusters share tiles unevenly, they do not read the same x at the same time, nor those of
+// the same rows the same weight: what the L2 cannot hold is read from memory again.
+constexpr double kL2Bytes = 45e6;
 constexpr int64_t kRingShared = 225 << 10;
 
 // In microseconds.
 double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+  const bool is_dense = plan.kind == Kind::kDense;
+  const Costs& c = is_dense ? kDenseCosts : k24Costs;
   const double groups = plan.info().groups, width = plan.info().tokens;
   const int64_t tiles = plan.tiles(rows, tokens), slots = wgmma_slots(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
@@ -44,22 +61,26 @@ double cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, c
   const double written = std::min<double>(width, static_cast<double>(tokens));
   const double weight = groups * 4 * plan.unit_bytes() / kPanels, x = written * kPanelBytes;
   const double shared = 2 * groups * width + width + weight / 128 * 3;
-  const double alone = 2 * width + kPanel + kGroup * groups;
+  const double alone = c.token * width + c.panel + c.group * groups;
   const double token_tiles = static_cast<double>(ceil_div(tokens, plan.info().tokens));
+  const bool shares = plan.shares_tiles(rows, tokens), even = plan.clusters % tiles == 0;
+  const double bytes = static_cast<double>(cols) *
+                       (static_cast<double>(rows) * 1.5 + static_cast<double>(tokens) * 2);
+  const bool strays = is_dense && shares && !even && token_tiles > 1 && bytes > kL2Bytes;
   const double share = static_cast<double>(gpu.multiprocessors) / plan.blocks();
-  const double rate = std::min(kMost, kMemory * std::pow(std::max(1.0, share), kFewer));
-  const double busy = (1 + kCluster * std::log2(plan.cluster())) *
-                      std::max({weight / token_tiles / rate, (weight + x / plan.down) / kL2,
-                                kShared * shared / kClock, alone / kClock});
+  const double rate = std::min(c.most, c.memory * std::pow(std::max(1.0, share), c.fewer));
+  const double busy =
+      (1 + c.cluster * std::log2(plan.cluster())) *
+      std::max({(strays ? weight + x : weight / token_tiles) / rate,
+                (weight + x / plan.down) / c.l2, c.shared * shared / kClock, alone / kClock});
   const double own_tiles = std::max(1.0, static_cast<double>(tiles) / plan.clusters);
   const double given = groups * kGroupRows * written * sizeof(float);
-  double sums = plan.depth > 1 ? kGiving + kSums * 2 * given / kL2 : 0;
-  if (plan.shares_tiles(rows, tokens)) {
+  double sums = plan.depth > 1 ? c.giving + c.sums * 2 * given / c.l2 : 0;
+  if (shares) {
     const double parts = 1 + std::max(1.0, static_cast<double>(plan.clusters) / tiles);
-    sums =
-        kSharing + (plan.clusters % tiles == 0 ? 0 : kRagged) + kSums * (1 + parts) * given / kL2;
+    sums = c.sharing + (even ? 0 : c.ragged) + c.sums * (1 + parts) * given / c.l2;
   }
-  return kLaunch + rounds * (panels * busy + own_tiles * kTile + sums) + kRound * (rounds - 1);
+  return c.launch + rounds * (panels * busy + own_tiles * c.tile + sums) + c.round * (rounds - 1);
 }
 
 // Of a stage of the weight ring: a 16x256 block for each warp.
@@ -82,6 +103,10 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                    const Gpu& gpu) const {
   if (const char* const rule = broken_cluster(gpu)) return rule;
   if (!is_slots(unit_slots)) return "a unit has 4, 8 or 16 slots";
+  const auto& [most_tokens, groups] = info();
+  if (!wgmma_is_for(most_tokens, groups, kind)) return "dense units have no such shape";
+  if (kind == Kind::kDense && stages < 2 * mma_units::wgmma_stage_panels(most_tokens))
+    return "x has two stages at least, of two panels up to 128 tokens";
   if (shared_bytes() > gpu.shared_bytes || weight_stages() < 2)
     return "there is too little shared memory";
   if (const char* const rule = broken_tiles(rows, cols, tokens)) return rule;
@@ -108,8 +133,9 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, K
   while (widest < std::min<int64_t>(tokens, 256)) widest *= 2;
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
     if (kWgmmaShapes[shape].tokens > widest) continue;
-    // For one tile of tokens the L2 is not the limiter.
-    const int most_down = tokens > widest ? kMostCluster : 1;
+    // For one tile of tokens the L2 does not limit 2:4, nor dense units of up to 32.
+    const bool limits = kind == Kind::kDense ? tokens > 32 : tokens > widest;
+    const int most_down = limits ? kMostCluster : 1;
     mma_units::for_each_wgmma(WgmmaPlan{shape, 1, 1, 0, 1, unit_slots, kind}, most_down, rows, cols,
                               tokens, gpu, give_stages, [&](const WgmmaPlan& plan) {
                                 body(plan, cost(plan, rows, cols, tokens, gpu));

@@ -30,6 +30,12 @@ inline constexpr mma_units::WgmmaShapeInfo kWgmmaShapes[] = {
 #undef FS_EXACT_UNITS_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
 
+// Whether a shape is compiled for a kind of unit: where exceptions join A, registers have no room
+// for more warpgroups.
+constexpr bool wgmma_is_for(int tokens, int groups, Kind kind) {
+  return kind == Kind::k24 || (tokens <= 64 ? groups == 3 : groups == 2);
+}
+
 // Up to 128 tokens a single warp copies x. The accumulators of more take registers of the
 // producer's threads, which setmaxnreg moves from warpgroup to warpgroup.
 FS_HOST_DEVICE constexpr bool wgmma_moves_registers(int tokens) { return tokens > 128; }
