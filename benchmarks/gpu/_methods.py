@@ -21,6 +21,7 @@ CODES = {
     "int8-int8": {"values": "int8", "activations": "int8"},
 }
 TWO_OF_FOUR_FP8 = PatternOptions(n=2, m=4, values="fp8_e4m3")
+FP8_ON_BOTH_SIDES = TWO_OF_FOUR_FP8.model_copy(update={"activations": "fp8_e4m3"})
 TWO_OF_FOUR_INT4 = PatternOptions(n=2, m=4, values="int4", group=128)
 TWO_OF_FOUR_INT8 = PatternOptions(n=2, m=4, values="int8")
 VECTORS = {"sparse_method": "nm_vector"}
@@ -156,6 +157,10 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
                 like = plain if around and "head" not in settings else None
                 own = {"options": options.model_dump(), **settings}
                 methods.append(Method(name, label, VECTORS, own, exact=False, like=like))
+        # As checkpoints of FP8-dynamic ask for it: both sides in fp8, as vLLM's fp8 has them.
+        own = {"options": FP8_ON_BOTH_SIDES.model_dump(), "decode_kernels": "early"}
+        label = "2:4 fp8 x fp8, early"
+        methods.append(Method("2of4-fp8-fp8", label, VECTORS, own, exact=False))
         for values, options in (("fp8", {"values": "fp8_e4m3"}), ("int4", FOUR_BITS)):
             own = {"options": options, **QUARTER_DENSE}
             label = f"2:4 + 25% dense, {values}, early"

@@ -35,7 +35,7 @@ import flashsparse_plugin as fs
 from flashsparse_plugin import selftest
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.evaluation.dense_products import FP8, DenseProduct, dense_products
-from flashsparse_plugin.evaluation.kinds import CHOICES, KINDS
+from flashsparse_plugin.evaluation.kinds import CHOICES, KINDS, Kind
 from flashsparse_plugin.ops import ops
 
 Row = dict[str, Any]
@@ -43,7 +43,7 @@ Product = Callable[[Tensor], Tensor]
 HEAD_DIM, EPSILON = 128, 1e-5
 SHAPES = ("6144x4096", "4096x4096", "28672x4096", "4096x14336")  # qkv, o, gate and up, down
 OPS = ("rms_norm", "add_rms_norm", "gate_mul", "rope", "rope_cache")
-KINDS_HERE = ["2:4", "2:4, fp8_e4m3", "2:4, int4 by 128", "8:32, L=32"]
+KINDS_HERE = ["2:4", "2:4, fp8_e4m3", "2:4 fp8 W8A8", "2:4, int4 by 128", "8:32, L=32"]
 BFLOAT16 = "dense"
 WAYS = ("inductor", "at_end", "ours", "none")
 REPLAYS = 20  # whose bits are compared
@@ -160,6 +160,10 @@ class Chain:
         return x
 
 
+def _kind_of(name: str) -> Kind | None:
+    return KINDS.get(CHOICES.get(name, name))
+
+
 class Step:
     """Measures kind by kind; `rows` holds everything measured so far."""
 
@@ -202,8 +206,8 @@ class Step:
 
     def _products(self, name: str, each: Layer) -> Callable[[], Product] | None:
         """Makes products of one shape over weights that are elsewhere in memory each time."""
-        if name in CHOICES:
-            packed = KINDS[CHOICES[name]].pack(each.shape, self._dtype, self._device)
+        if kind := _kind_of(name):
+            packed = kind.pack(each.shape, self._dtype, self._device)
             own = packed.prepare(self._device)
             return lambda: fs.SparseLinear.from_packed(_formats.copy_of(own))
         weight = random_weight(each.shape, 1.0, self._dtype, self._device)
@@ -219,7 +223,7 @@ class Step:
         generator = torch.Generator(self._device).manual_seed(tokens)
         size = tokens, self._hidden
         x = torch.randn(size, device=self._device, generator=generator).to(self._dtype)
-        ways = WAYS if name in CHOICES else WAYS[:1]
+        ways = WAYS if _kind_of(name) else WAYS[:1]
         row: Row = {"kind": name, "tokens": tokens, "layers": len(layers)}
         calls: dict[str, tuple[Callable[[], object], int]] = {}
         with torch.inference_mode():

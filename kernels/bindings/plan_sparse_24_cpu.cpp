@@ -28,21 +28,26 @@ auto few_fit(const Product& product) {
   };
 }
 
+// Of an element of x in the kernel for few tokens.
+int few_x_bytes(const Product& product, const Gpu& gpu) {
+  return product.quantizes_x ? sparse_24::few_x_bytes(layout_of(product), gpu) : 2;
+}
+
 int64_t few_tokens(const Product& product, const Gpu& gpu) {
-  return sparse_24::max_tokens(gpu, layout_of(product), x_bytes(product));
+  return sparse_24::max_tokens(gpu, layout_of(product), few_x_bytes(product, gpu));
 }
 
 Launch plan_few(const Product& product, const Gpu& gpu) {
   return planned(product, gpu, few_tokens(product, gpu), few_fit(product), [&](int64_t tokens) {
     return sparse_24::price_linear(product.rows, product.cols, tokens, gpu, layout_of(product),
-                                   x_bytes(product));
+                                   few_x_bytes(product, gpu));
   });
 }
 
 std::vector<Launch> list_few(const Product& product, const Gpu& gpu) {
   return compared(product, gpu, few_tokens(product, gpu), few_fit(product), [&](int64_t tokens) {
     return sparse_24::list_linear(product.rows, product.cols, tokens, gpu, layout_of(product),
-                                  x_bytes(product));
+                                  few_x_bytes(product, gpu));
   });
 }
 

@@ -59,8 +59,8 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
   sparse_24::LinearPlan own{};
   own.unit = packed.layout;
   own.x_bytes = x.bytes;
-  // x was quantized by a kernel that signals launch_dependents.
-  const bool early = gpu.has_dependent_launch() && (begins_early(inputs.x) || x.bytes == 1);
+  // The kernel that rounds x signals launch_dependents.
+  const bool early = gpu.has_dependent_launch() && (begins_early(inputs.x) || x.is_rounded);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
     const sparse_24::LinearPlan plan = launch_of(

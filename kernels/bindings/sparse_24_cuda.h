@@ -34,7 +34,8 @@ struct FewX {
   const uint16_t* bits;
   int64_t stride;  // from one token to the next, in 16 bits
   const float* scales;
-  int bytes;  // of an element: 2, or 1 if quantized
+  int bytes;                // of an element: 2, or 1 if quantized
+  bool is_rounded = false;  // by a kernel of ours right before
 };
 
 // Fills y by mma.sp, with one launch for each max_tokens tokens.

@@ -21,18 +21,19 @@ Units codes_of(const Tensor& units, const std::optional<Tensor>& scales,
   return Units(units, scales, values, 0);
 }
 
-// Quantized x, rows padded to a multiple of 32 columns, and scales of tokens.
+// Quantized x, rows padded to a multiple of 32 columns, and scales of tokens. `bytes` of an
+// element: 1, or 2 for 16-bit floats.
 struct RoundedX {
   Tensor codes, scales;
 
-  RoundedX(const LinearInputs& inputs, ValueType type, const Gpu& gpu)
-      : codes(allocate_like(inputs.x,
-                            {inputs.tokens, mma_units::quantised_stride(inputs.in_features) / 2},
-                            ScalarType::Short)),
+  RoundedX(const LinearInputs& inputs, ValueType type, int bytes, const Gpu& gpu)
+      : codes(allocate_like(
+            inputs.x, {inputs.tokens, mma_units::quantised_stride(inputs.in_features) * bytes / 2},
+            ScalarType::Short)),
         scales(allocate_like(inputs.x, {inputs.tokens}, ScalarType::Float)) {
     const Tensor x = aligned_rows(inputs.x, 8);
     STD_CUDA_CHECK(cuda::sparse_24_quantise_x(bits(x), row_length(x), inputs.tokens, type,
-                                              x.scalar_type() == ScalarType::BFloat16,
+                                              bytes == 2, x.scalar_type() == ScalarType::BFloat16,
                                               gpu.has_dependent_launch(), mutable_bits(codes),
                                               scales.mutable_data_ptr<float>(), current_stream(x)));
   }
@@ -47,7 +48,7 @@ void check_int8_cols(int64_t rows, int64_t cols, ValueType type) {
 void wgmma_rounded_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                            Tensor& y) {
   const auto plan = wgmma_launch(inputs, packed, gpu, 1);
-  const RoundedX x(inputs, packed.layout.type, gpu);
+  const RoundedX x(inputs, packed.layout.type, 1, gpu);
   const int64_t width = row_length(x.codes);
   const TiledMatrix map{bits(x.codes), inputs.tokens, width, width, plan.copied_tokens()};
   // x was quantized by a kernel that signals launch_dependents.
@@ -56,9 +57,10 @@ void wgmma_rounded_product(const LinearInputs& inputs, const Units& packed, cons
 
 void mma_rounded_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                          Tensor& y) {
-  const RoundedX x(inputs, packed.layout.type, gpu);
+  const int bytes = sparse_24::few_x_bytes(packed.layout, gpu);
+  const RoundedX x(inputs, packed.layout.type, bytes, gpu);
   const float* const scales = x.scales.const_data_ptr<float>();
-  launch_mma(inputs, packed, gpu, {bits(x.codes), row_length(x.codes), scales, 1}, y);
+  launch_mma(inputs, packed, gpu, {bits(x.codes), row_length(x.codes), scales, bytes, true}, y);
 }
 
 // On Hopper by wgmma, except for few_tokens if the caller gives them; elsewhere by mma, in as many

@@ -27,6 +27,7 @@ from emulated_sparse_24 import (
     split,
 )
 from emulation import (
+    EACH_BUILD,
     SANITIZED,
     SEEDS,
     compile_driver,
@@ -37,7 +38,7 @@ from kernel_weights import bits_without_negative_zero, every_bit_pattern
 
 from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
-from flashsparse_plugin.formats.values.activations import rounded_tokens
+from flashsparse_plugin.formats.values.activations import quantise_tokens, rounded_tokens
 from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.packed import PackedWeight
 
@@ -180,6 +181,34 @@ def test_no_token_is_too_small(driver, values):
         exact, magnitude = codes @ each.exact.T, codes.abs() @ each.exact.abs().T
         room = magnitude * 2**-14 + exact.abs() * 2**-8 + 2.0**-133
         assert ((y.double() - exact).abs() <= room).all() and y.any(1).all()
+
+
+@pytest.mark.parametrize("sanitizer", EACH_BUILD)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_codes_in_16_bits_are_the_numbers_of_codes(dtype, sanitizer):
+    """In the order of columns, zero past the last; with scales that tell of what has no code."""
+    binary, fp8 = compile_driver("sparse_24/quantise_x_driver", sanitizer), VALUE_TYPES["fp8_e4m3"]
+    for seed, columns in zip(SEEDS, (8, 300, 8456), strict=True):
+        x = torch.randn(5, columns, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        x[0], x[1] = 0, x[1] * 2.0 ** (-120 if dtype == torch.bfloat16 else -12)
+        x[2, 3], x[3, 7] = torch.inf, torch.nan
+        stored = torch.nn.functional.pad(x, (0, -columns % 8))
+        header = np.array([5, columns, dtype == torch.bfloat16, seed], dtype=np.int64).tobytes()
+        fed = header + stored.view(torch.int16).numpy().tobytes()
+        ran = subprocess.run([str(binary)], input=fed, capture_output=True, timeout=300)
+        assert ran.returncode == 0, ran.stderr.decode()
+        width = -(-columns // 32) * 32
+        codes = torch.from_numpy(np.frombuffer(ran.stdout, np.int16, 5 * width).copy())
+        codes = codes.view(dtype).view(5, width)
+        scales = torch.from_numpy(np.frombuffer(ran.stdout[10 * width :], np.float32).copy())
+        numbers, wanted = quantise_tokens(x, fp8)
+        finite = [0, 1, 4]
+        assert torch.equal(codes[finite, :columns].float(), numbers[finite])
+        assert (codes[finite, columns:] == 0).all()
+        # The second token's scale is a subnormal number, of fewer bits.
+        assert torch.allclose(scales[[1, 4]], wanted[[1, 4], 0], rtol=1e-6, atol=0)
+        assert scales[2:4].isnan().all()
+        assert scales[0].isfinite()
 
 
 @pytest.mark.parametrize("values", ROUNDED)

@@ -11,6 +11,8 @@
 //   are
 //                       int8 then
 //   column(word, byte)  which of 32 columns is stored in that byte
+//   kWide               whether a value is stored as the 16-bit float of its number instead: the
+//                       type is e4m3, and words take the place of bytes
 #pragma once
 #include <type_traits>
 
@@ -18,6 +20,7 @@
 #include "common/integer.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
+#include "common/widen.cuh"
 #include "cuda/mma_units/block_sum.cuh"
 #include "cuda/mma_units/quantise_x.h"
 
@@ -33,10 +36,10 @@ __device__ __forceinline__ void to_floats(float (&values)[8], const uint4& bits)
   }
 }
 
-// Writes codes [tokens, quantised_stride(cols)] and scales [tokens]; sums [tokens] modulo 2^32, if
-// kSums. x is 16-byte aligned, its rows a multiple of 8 long, zero past `cols`. A token with NaN or
-// an infinity has such a scale. Launch with a block for each token and kQuantiseThreads threads.
-// Empty if the GPU does not have the conversion.
+// Writes codes [tokens, quantised_stride(cols)], in bytes or 16 bits, and scales [tokens]; sums
+// [tokens] modulo 2^32, if kSums. x is 16-byte aligned, its rows a multiple of 8 long, zero past
+// `cols`. A token with NaN or an infinity has such a scale. Launch with a block for each token and
+// kQuantiseThreads threads. Empty if the GPU does not have the conversion.
 template <class Type, class Codes>
 __global__ void __launch_bounds__(kQuantiseThreads)
     quantise_x_kernel(const uint16_t* __restrict__ x, int x_stride, uint4* __restrict__ codes,
@@ -82,7 +85,11 @@ __global__ void __launch_bounds__(kQuantiseThreads)
   const float magnitude = __uint_as_float(largest);
   const float lift = kLifts && magnitude < 0x1p-100f ? 0x1p100f : 1.0f;
   const float inverse = Codes::kLargest / (magnitude * lift);
-  if (threadIdx.x == 0) scales[blockIdx.x] = magnitude / Codes::kLargest;
+  if (threadIdx.x == 0) {
+    float scale = magnitude / Codes::kLargest;
+    if constexpr (Codes::kWide) scale += magnitude * 0.0f;  // NaN where a code would be: none is
+    scales[blockIdx.x] = scale;
+  }
   const int blocks = static_cast<int>(quantised_stride(x_stride)) / kQuantisedCols;
   uint32_t sum = 0;
   FS_NO_UNROLL
@@ -105,9 +112,19 @@ __global__ void __launch_bounds__(kQuantiseThreads)
       // Adds bytes q + 128, less 128 for each.
       if constexpr (Codes::kSums) sum = dp4a(words[i] ^ 0x80808080, 0x01010101, sum - 4 * 128);
     }
-    uint4* const to = codes + (int64_t{blockIdx.x} * blocks + block) * 2;
-    store_global(to, make_uint4(words[0], words[1], words[2], words[3]));
-    store_global(to + 1, make_uint4(words[4], words[5], words[6], words[7]));
+    const int64_t place = int64_t{blockIdx.x} * blocks + block;
+    if constexpr (Codes::kWide) {
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        uint4 eight;
+        widen_fp8<Type>(words[2 * i], eight.x, eight.y);
+        widen_fp8<Type>(words[2 * i + 1], eight.z, eight.w);
+        store_global(codes + place * 4 + i, eight);
+      }
+    } else {
+      store_global(codes + place * 2, make_uint4(words[0], words[1], words[2], words[3]));
+      store_global(codes + place * 2 + 1, make_uint4(words[4], words[5], words[6], words[7]));
+    }
   }
   if constexpr (Codes::kSums) {
     sum = block_sum<kQuantiseThreads>(sum);

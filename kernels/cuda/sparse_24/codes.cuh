@@ -11,7 +11,7 @@
 //   kHasMma             whether it has mma of the type
 //   multiply(sums, a, b, metadata)          by mma.sp
 //   multiply<tokens>(sums, a, b, metadata)  by wgmma.sp
-//   column, kSums       layout of x (cuda/mma_units/quantise_x.cuh)
+//   column, kSums, kWide  layout of x (cuda/mma_units/quantise_x.cuh)
 #pragma once
 #include "common/integer.cuh"
 #include "common/mma_sparse.cuh"
@@ -25,7 +25,7 @@ namespace flashsparse::sparse_24 {
 // + 1 in lane t of a quad, where units give it t and t + 4. So x has the groups in the order 0, 4,
 // 1, 5, 2, 6, 3, 7, and A and metadata of two steps are put into that order below.
 struct CodesOfX {
-  static constexpr bool kSums = false;
+  static constexpr bool kSums = false, kWide = false;
 
   static __device__ __forceinline__ constexpr int column(int word, int byte) {
     return 4 * (word / 2 + word % 2 * 4) + byte;
@@ -50,6 +50,19 @@ struct Fp8Codes : CodesOfX {
   static __device__ __forceinline__ void multiply(Sum (&sums)[tokens / 2], const uint32_t (&a)[4],
                                                   uint64_t b, const uint32_t& metadata) {
     wgmma_sparse_fp8<tokens>(sums, a, b, metadata);
+  }
+};
+
+// e4m3 of x for kernels of 16-bit x, where tensor cores have no mma of the type.
+struct WideFp8Codes {
+  static constexpr float kLargest = kLargestFp8;
+  static constexpr bool kHasNarrow = kHasNarrowFp8, kSums = false, kWide = true;
+
+  static __device__ __forceinline__ uint32_t narrow(float a, float b, float c, float d) {
+    return narrow_fp8(a, b, c, d);
+  }
+  static __device__ __forceinline__ constexpr int column(int word, int byte) {
+    return 4 * word + byte;
   }
 };
 

@@ -18,10 +18,11 @@ auto kernel_of(bool bfloat16) {
 namespace cuda {
 
 cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens,
-                                 ValueType type, bool bfloat16, bool early, uint16_t* codes,
-                                 float* scales, cudaStream_t stream) {
-  const auto kernel = type == ValueType::kFp8 ? kernel_of<sparse_24::Fp8Codes>(bfloat16)
-                                              : kernel_of<sparse_24::Int8Codes>(bfloat16);
+                                 ValueType type, bool wide, bool bfloat16, bool early,
+                                 uint16_t* codes, float* scales, cudaStream_t stream) {
+  const auto kernel = type == ValueType::kInt8 ? kernel_of<sparse_24::Int8Codes>(bfloat16)
+                      : wide                   ? kernel_of<sparse_24::WideFp8Codes>(bfloat16)
+                                               : kernel_of<sparse_24::Fp8Codes>(bfloat16);
   return launch_early(kernel, static_cast<int>(tokens), mma_units::kQuantiseThreads, 0, early,
                       stream, x, static_cast<int>(x_stride), reinterpret_cast<uint4*>(codes),
                       scales, nullptr);

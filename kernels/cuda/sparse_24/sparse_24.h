@@ -32,11 +32,12 @@ cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const Ti
                             cudaStream_t stream);
 
 // Quantizes x to e4m3 or int8 [tokens, quantised_stride(x_stride)], with scales of tokens
-// (cuda/mma_units/quantise_x.cuh). x is 16-byte aligned, its stride a multiple of 8, and zero past
-// its columns; tokens >= 1. `early` as above.
+// (cuda/mma_units/quantise_x.cuh); `wide`: e4m3 as 16-bit floats, in the order of columns. x is
+// 16-byte aligned, its stride a multiple of 8, and zero past its columns; tokens >= 1. `early` as
+// above.
 cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens,
-                                 ValueType type, bool bfloat16, bool early, uint16_t* codes,
-                                 float* scales, cudaStream_t stream);
+                                 ValueType type, bool wide, bool bfloat16, bool early,
+                                 uint16_t* codes, float* scales, cudaStream_t stream);
 
 // Unpacks units to weight[rows, cols] (16-bit values, zeros included) on `stream` of the current
 // device; rows, cols >= 1. Rows from a multiple of 16 on can be unpacked alone: pass their units,

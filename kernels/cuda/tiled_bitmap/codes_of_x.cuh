@@ -12,7 +12,7 @@ struct CodesOfX {
   static constexpr float kLargest = kLargestInt8;
   static constexpr bool kHasNarrow = true;
   // The kernel multiplies weight bytes q + 128, and subtracts 128 times the sum of x.
-  static constexpr bool kSums = true;
+  static constexpr bool kSums = true, kWide = false;
 
   static __device__ __forceinline__ uint32_t narrow(float a, float b, float c, float d) {
     return narrow_int8(a, b, c, d);

@@ -126,11 +126,11 @@ def _(x, units, weight_scale, out_features, weight_dtype, values, bias=None, few
     product of x as it is (straight through).
 
     On CUDA fp8_e4m3 needs compute capability 8.9, 9.0 or 12.0, int8 any from 8.0 on. On 9.0 the
-    kernel for many tokens (wgmma.sp) takes all of int8 but up to few_tokens (None: 8 of layers of
-    more than 32 M weights, else 0), elsewhere the one for few tokens (mma.sp) any number, by
-    launches of 64. Sums of int8 are exact, in int32,
-    so that all give the same bits; those of fp8_e4m3 keep some 14 bits of mantissa from one 64
-    columns to the next on 9.0. units and weight_scale are those of sparse_24_linear.
+    kernel for few tokens (mma.sp) takes up to few_tokens (None: 8, of int8 in layers of more than
+    32 M weights only), of fp8_e4m3 as 16-bit floats, and that for many (wgmma.sp) the rest;
+    elsewhere the one for few tokens takes any number, by launches of 64. Sums of int8 are exact, in
+    int32, so that all give the same bits; those of fp8_e4m3 keep some 14 bits of mantissa from one
+    64 columns to the next in wgmma.sp. units and weight_scale are those of sparse_24_linear.
 
     Raises:
         RuntimeError: For another dtype of x than weight_dtype, other values, and on CUDA for
