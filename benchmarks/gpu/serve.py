@@ -30,8 +30,8 @@ compared for 16 bits. step runs 2:4 with fp8 and int4 values as vLLM's step has 
 kernels between products ("early": tokens are compared with those without), and with the output head
 in 8 bits, too, which vLLM samples with and without our graph, with fp8 activations, too, and with a
 quarter dense; beside lossless, dense and fp8, with --dummy also fp8 whose scales of inputs are in
-the checkpoint. experts runs a mixture (--model qwen3-30b-a3b --dummy) with its experts packed, beside dense and fp8. In
-these two the rivals have vLLM's own attention, as without us. attention runs dense weights with
+the checkpoint. experts runs a mixture (--model qwen3-30b-a3b --dummy) with its experts packed,
+beside dense and fp8. In these two the rivals have vLLM's own attention, as without us. attention runs dense weights with
 vLLM's attention and with ours (--prompt makes contexts longer).
 
 Results are saved after each step; --limit ends the program after so many seconds, --only picks some
