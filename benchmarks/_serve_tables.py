@@ -24,6 +24,7 @@ COMPARED = {
     "hybrid-fp8": "2:4 + 25% dense, fp8",
     "hybrid-int4": "2:4 + 25% dense, int4",
     "2of4-e4m7": "2:4 exact",
+    "2of4-fp8-fp8": "2:4 fp8 x fp8",
     "2of4-int8-experts": "2:4 int8",
     "2of4-int4-experts": "2:4 int4",
     "8of32-int8": "8:32 int8",

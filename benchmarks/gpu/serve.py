@@ -31,8 +31,8 @@ kernels between products ("early": tokens are compared with those without), and 
 in 8 bits, too, which vLLM samples with and without our graph, with fp8 activations, too, and with a
 quarter dense; beside lossless, dense and fp8, with --dummy also fp8 whose scales of inputs are in
 the checkpoint. experts runs a mixture (--model qwen3-30b-a3b --dummy) with its experts packed,
-beside dense and fp8. In these two the rivals have vLLM's own attention, as without us. attention runs dense weights with
-vLLM's attention and with ours (--prompt makes contexts longer).
+beside dense and fp8. In these two the rivals have vLLM's own attention, as without us. attention
+runs dense weights with vLLM's attention and with ours (--prompt makes contexts longer).
 
 Results are saved after each step; --limit ends the program after so many seconds, --only picks some
 of what is compared, in the order given, the baseline first. --together starts all servers at once,
