@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # Recipes name layers, and no experts.
 _EXPERTS = r"re:.*\.experts\.\d+\.\w+"
 _COARSE = 0.04  # an error of weights: more than of 8 bits, less than of 4
+_FEW_SCHEMES = 2  # that fit in a sentence
 _NOT_FITTED = {"format": DENSE, "reason": "experts, which recipes do not name"}
 
 
@@ -219,7 +220,7 @@ def _own_warnings() -> Iterator[None]:
 
 
 def _show(report: ConversionReport, seconds: float) -> None:
-    from flashsparse_plugin.checkpoint.write.report import by_kind, mean_sparsity
+    from flashsparse_plugin.checkpoint.write.report import by_kind, counted_schemes, mean_sparsity
 
     made = table("Kind", "packed", "shape", "zeros", "dense", "here", "")
     for kind, layers in by_kind(x for x in report.layers if x.sparsity is not None).items():
@@ -260,7 +261,12 @@ def _show(report: ConversionReport, seconds: float) -> None:
         if any((layer.error or 0) > _COARSE for layer in report.inexact):
             told = "flashsparse round, before convert, halves what that costs the layers' outputs"
             out.print(Text.assemble(("Note: ", "yellow"), told))
-    how = f"{report.schemes}, {report.dtype}, {seconds:.0f} s"
+    schemes, told = counted_schemes(report.packed), report.schemes
+    if len(schemes) > _FEW_SCHEMES:
+        told = f"{len(schemes)} formats"
+        for title, count in schemes:
+            out.print(Text.assemble((f"{count:>5} layers: ", "cyan"), title))
+    how = f"{told}, {report.dtype}, {seconds:.0f} s"
     if report.resumed_shards:
         how += f", {report.resumed_shards} files kept from the interrupted run"
     out.print(Text(f"Packed and verified ({how}): {report.out}"), soft_wrap=True)

@@ -210,6 +210,9 @@ def test_fit_prune_and_convert(tmp_path, model):
     made = run("convert", rounded, packed, "--recipe", recipe)
     assert made.exit_code == 0, made.output
     inside = {each.name: each for each in inspect_checkpoint(packed).layers}
+    schemes = {each.scheme for each in inside.values() if each.scheme is not None}
+    assert len(schemes) > 2 and f"({len(schemes)} formats, " in made.output
+    assert all(f" layers: {each}" in made.output for each in schemes)
     for name, layer in found.layers.items():
         assert (inside[name].format is None) == (layer.format == "dense")
     held = sum(each.bytes_stored for name, each in inside.items() if name in found.layers)

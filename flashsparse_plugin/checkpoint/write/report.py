@@ -149,8 +149,12 @@ class ConversionReport:
 
 def schemes_of(layers: Iterable[Any]) -> str:
     """The schemes of some layers, that of most layers first: "nm_vector(2:4, int8)"."""
-    found = Counter(layer.scheme for layer in layers if layer.scheme is not None)
-    return " and ".join(title for title, _ in found.most_common())
+    return " and ".join(title for title, _ in counted_schemes(layers))
+
+
+def counted_schemes(layers: Iterable[Any]) -> list[tuple[str, int]]:
+    """The schemes of some layers, and how many layers each has; that of most layers first."""
+    return Counter(layer.scheme for layer in layers if layer.scheme is not None).most_common()
 
 
 def mean_sparsity(layers: Iterable[Any]) -> float | None:
