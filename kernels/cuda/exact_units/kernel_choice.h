@@ -11,11 +11,11 @@ namespace flashsparse::exact_units {
 
 // Up to this many tokens the sparse kernels are faster than unpacking the weight once. Without
 // wgmma: calculated from the bytes that either moves. With it, on an H200: of dense units
-// 8192x28672 takes 459 us with 512 tokens, where the library takes 357 and unpacking, by its bytes,
-// 196; with 1024 tokens 28672x4096 takes 534 us, and 426 unpacked. Of 2:4 wgmma.sp multiplies
-// either way, and units of sparse_24 are made where memory allows: 28672x4096 takes 290 us with
-// 1024 tokens and 299 by these in an earlier run, 589 and 532 with 2048 (exact_units_sweep.csv,
-// lossless_prompts.csv).
+// 8192x28672 takes 366 us with 512 tokens, where the library takes 352 and unpacking, by its bytes,
+// 196; with 1024 tokens 28672x4096 takes 453 us, by the best launch 382, and 424 unpacked
+// (exact_units_many_sweep.csv, lossless_prompts.csv). Of 2:4 wgmma.sp multiplies either way, and
+// units of sparse_24 are made where memory allows: 28672x4096 takes 290 us with 1024 tokens and 299
+// by these in an earlier run, 589 and 532 with 2048 (exact_units_sweep.csv).
 constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu, Kind kind) {
   if (!gpu.has_wgmma()) return 128;
   if (kind == Kind::kDense) return 512;
