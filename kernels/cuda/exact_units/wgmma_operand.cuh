@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decodes a unit from a warp's ring to A of wgmma, one panel of 64 columns of x at a time.
-//   A                        operand of a panel
-//   kHasExceptions           whether it holds the unit's exceptions, too
-//   make(a, weights, panel)  prepares it; panels in order, since the first reads the unit's
-//   metadata multiply<tokens>(...)    issues its products with the panel of x at `x`
+//   A                           operand of a panel
+//   kHasExceptions              whether it holds the unit's exceptions, too
+//   make(a, weights, panel)     prepares it; panels in order: the first reads the metadata
+//   multiply<tokens>(..., a, x) issues its products with the panel of x at `x`
 #pragma once
 #include "common/wgmma_registers.cuh"
 #include "common/wgmma_sparse.cuh"
@@ -38,7 +38,7 @@ class WgmmaOperand {  // dense: four steps of 16 columns
 
  private:
   // Puts those of the unit's exceptions whose columns are in the panel in their places, which hold
-  // 0. `slot` is the lane's.
+  // +0. `slot` is the lane's. Registers cannot be indexed: each is compared.
   static __device__ __forceinline__ void insert_exceptions(A& a, uint32_t slot, int panel) {
     const bool is_here =
         slot != 0 && slot_column(slot) / kPanelCols == static_cast<uint32_t>(panel);
