@@ -261,12 +261,12 @@ def _show(report: ConversionReport, seconds: float) -> None:
         if any((layer.error or 0) > _COARSE for layer in report.inexact):
             told = "flashsparse round, before convert, halves what that costs the layers' outputs"
             out.print(Text.assemble(("Note: ", "yellow"), told))
-    schemes, told = counted_schemes(report.packed), report.schemes
-    if len(schemes) > _FEW_SCHEMES:
-        told = f"{len(schemes)} formats"
-        for title, count in schemes:
+    counted, schemes = counted_schemes(report.packed), report.schemes
+    if len(counted) > _FEW_SCHEMES:
+        schemes = f"{len(counted)} formats"
+        for title, count in counted:
             out.print(Text.assemble((f"{count:>5} layers: ", "cyan"), title))
-    how = f"{told}, {report.dtype}, {seconds:.0f} s"
+    how = f"{schemes}, {report.dtype}, {seconds:.0f} s"
     if report.resumed_shards:
         how += f", {report.resumed_shards} files kept from the interrupted run"
     out.print(Text(f"Packed and verified ({how}): {report.out}"), soft_wrap=True)

@@ -131,15 +131,9 @@ class WgmmaMultiplier {
   // Adds the products of those of the unit's exceptions whose columns are in the panel, of which x
   // is at shared address `at`.
   __device__ __forceinline__ void add_exceptions(uint32_t slot, int panel, uint32_t at) {
-    const bool is_here =
-        slot != 0 && slot_column(slot) / kPanelCols == static_cast<uint32_t>(panel);
-    uint32_t left = __ballot_sync(~0u, is_here);
-    FS_NO_UNROLL
-    while (left != 0) {
-      const uint32_t one = __shfl_sync(~0u, slot, __ffs(static_cast<int>(left)) - 1);
-      left &= left - 1;
+    for_each_exception(slot, panel, [&](uint32_t one) {
       if (slot_row(one) % 8 == threadIdx.x % 32 / 4) add(one, at);
-    }
+    });
   }
   __device__ __forceinline__ void add(uint32_t slot, uint32_t at) {
     const float weight = to_float<BFloat16>(slot_bits(slot));

@@ -11,6 +11,20 @@
 
 namespace flashsparse::exact_units {
 
+// Calls body(slot), by all lanes, for those of a unit's exceptions whose columns are in the panel;
+// `slot` is the lane's.
+template <class Body>
+__device__ __forceinline__ void for_each_exception(uint32_t slot, int panel, const Body& body) {
+  const bool is_here = slot != 0 && slot_column(slot) / kPanelCols == static_cast<uint32_t>(panel);
+  uint32_t left = __ballot_sync(~0u, is_here);
+  FS_NO_UNROLL
+  while (left != 0) {
+    const uint32_t one = __shfl_sync(~0u, slot, __ffs(static_cast<int>(left)) - 1);
+    left &= left - 1;
+    body(one);
+  }
+}
+
 template <Kind kind>
 class WgmmaOperand {  // dense: four steps of 16 columns
  public:
@@ -40,20 +54,14 @@ class WgmmaOperand {  // dense: four steps of 16 columns
   // Puts those of the unit's exceptions whose columns are in the panel in their places, which hold
   // +0. `slot` is the lane's. Registers cannot be indexed: each is compared.
   static __device__ __forceinline__ void insert_exceptions(A& a, uint32_t slot, int panel) {
-    const bool is_here =
-        slot != 0 && slot_column(slot) / kPanelCols == static_cast<uint32_t>(panel);
-    uint32_t left = __ballot_sync(~0u, is_here);
-    FS_NO_UNROLL
-    while (left != 0) {
-      const uint32_t one = __shfl_sync(~0u, slot, __ffs(static_cast<int>(left)) - 1);
-      left &= left - 1;
+    for_each_exception(slot, panel, [&](uint32_t one) {
       const uint32_t row = slot_row(one), column = slot_column(one) % kPanelCols;
-      if (row % 8 * 4 + column % 8 / 2 != threadIdx.x % 32) continue;
+      if (row % 8 * 4 + column % 8 / 2 != threadIdx.x % 32) return;
       const uint32_t at = column / 8 * 2 + row / 8;  // register of the panel
       const uint32_t bits = uint32_t{slot_bits(one)} << column % 2 * 16;
       FS_UNROLL
       for (uint32_t i = 0; i < 16; ++i) a[i / 4][i % 4] |= i == at ? bits : 0;
-    }
+    });
   }
 };
 
